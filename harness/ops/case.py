@@ -1,0 +1,59 @@
+"""What every case has: a name for ever, a digest of its content, and rules that speak when broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from typing import Any, ClassVar
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*")
+
+
+class CaseError(ValueError):
+    """A case that cannot be: says which case, which rule, and what was got."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A problem for one operator. Subclasses add the shapes; `name` keys results, `digest` guards the name."""
+
+    op: ClassVar[str]
+
+    name: str
+
+    def __post_init__(self) -> None:
+        self.require(bool(_NAME.fullmatch(self.name)), "name must be lower-case words, digits, '.', '_' or '-'", self.name)
+
+    def require(self, holds: bool, rule: str, got: Any) -> None:
+        """Raise CaseError unless `holds`."""
+        if not holds:
+            raise CaseError(f"{self.name}: {rule} (got {got!r})")
+
+    def require_positive(self, *fields: str) -> None:
+        """Raise CaseError unless each named field is an integer of at least 1."""
+        for field in fields:
+            value = getattr(self, field)
+            self.require(type(value) is int and value >= 1, f"{field} must be a whole number of at least 1", value)
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits over the operator and every field that is not the name and not at its default.
+
+        Leaving defaults out lets a field be added later without changing the digest of older cases.
+        """
+        content = {"op": self.op}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "name" and value != field.default:
+                content[field.name] = value
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the case as plain JSON data, with its operator."""
+        return {"op": self.op, **dataclasses.asdict(self)}
+
+    def __str__(self) -> str:
+        return self.name

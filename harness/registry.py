@@ -1,0 +1,260 @@
+"""The contract of an implementation: an `Impl` says what it is, its `prepare` returns a `Prepared` that runs.
+
+The harness knows implementations only through this page. They are found in the table `IMPLS` of the package `impls`, in
+installed packages that name a table under the entry-point group "pagedbench.impls", and in files given by the user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.names import UsageError, nearest
+from harness.ops import OP_NAMES
+from harness.ops.layouts import HND, Layout
+
+if TYPE_CHECKING:
+    from harness.ops.case import Case
+
+ENTRY_POINT_GROUP = "pagedbench.impls"
+ROLES = ("implementation", "control", "reader")
+
+
+class Unsupported(Exception):
+    """Raised by `prepare` or `plan` for a case that the entry's limits could not rule out; the message is the reason."""
+
+
+class Prepared:
+    """One compiled implementation with its workspace, for one spec. Subclass it, or return any object with these names.
+
+    workspace_bytes    device memory held besides the tensors that the harness passes in; checked against the allocator
+    ledger             remarks on what `launch` does inside the timed region, by topic: {"casts": "query to f32"}
+    kernels            compiled kernels, each a mapping with name, registers, shared_bytes, spill_bytes, digest
+    """
+
+    workspace_bytes: int = 0
+    ledger: Mapping[str, str] = {}
+    kernels: Sequence[Mapping[str, Any]] = ()
+
+    def plan(self, step: Any) -> None:
+        """Take one step's tables and lengths; called once for all layers. May use the host; is timed apart."""
+
+    def launch(self, *tensors: Any) -> None:
+        """Run once, on the current stream, into the tensors given.
+
+        attention      launch(query, key_cache, value_cache, out, lse)
+        cache_write    launch(key, value, key_cache, value_cache)
+        block_copy     launch(key_caches, value_caches), a tuple of caches each, one a layer
+
+        Allocates nothing, synchronises nothing, and can be captured in a CUDA graph unless the entry says `graph=False`.
+        """
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an implementation takes, as data, so that it can be asked without loading it. None is "any".
+
+    head_dim_multiple    head_dim must be a multiple of it
+    max_q_len            1 for decode only
+    """
+
+    dtypes: frozenset[str] | set[str] | None = None
+    head_dims: frozenset[int] | set[int] | None = None
+    head_dim_multiple: int = 1
+    max_head_dim: int | None = None
+    block_sizes: frozenset[int] | set[int] | None = None
+    max_block_size: int | None = None
+    groups: frozenset[int] | set[int] | None = None
+    max_group: int | None = None
+    max_q_len: int | None = None
+    max_seq_len: int | None = None
+
+    def why_not(self, case: Case) -> str | None:
+        """Return the first rule that `case` breaks, as a sentence, or None. Fields that a case lacks break no rule."""
+        one_of = (("dtype", self.dtypes), ("head_dim", self.head_dims), ("block_size", self.block_sizes), ("group", self.groups))
+        for field, allowed in one_of:
+            value = getattr(case, field, None)
+            if allowed is not None and value is not None and value not in allowed:
+                return f"{field} must be one of {', '.join(map(str, sorted(allowed)))} (got {value})"
+        head_dim = getattr(case, "head_dim", None)
+        if head_dim is not None and head_dim % self.head_dim_multiple:
+            return f"head_dim must be a multiple of {self.head_dim_multiple} (got {head_dim})"
+        at_most = (
+            ("head_dim", self.max_head_dim), ("block_size", self.max_block_size), ("group", self.max_group),
+            ("max_q_len", self.max_q_len), ("max_seq_len", self.max_seq_len),
+        )
+        for field, most in at_most:
+            value = getattr(case, field, None)
+            if most is not None and value is not None and value > most:
+                return f"{field} must be at most {most} (got {value})"
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Impl:
+    """One entry of a table of implementations.
+
+    name         dotted, for ever: it keys results
+    op           "attention", "cache_write" or "block_copy"
+    prepare      "module:function", loaded on first use: prepare(spec) -> Prepared
+    layouts      cache layouts it takes; each is measured as a row of its own
+    devices      kinds of device it runs on: "cpu", "cuda"
+    graph        whether `launch` can be captured in a CUDA graph
+    quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
+    params       tunable parameters: name -> values worth trying, the default first
+    available    "module:function", loaded on first use: f(device_kind) -> None, or why it cannot run on this machine
+    role         "implementation"; "control": wrong on purpose; "reader": reads the case's bytes only, sets the ceiling
+    note         one line for `pagedbench list`
+    """
+
+    name: str
+    op: str
+    prepare: str
+    layouts: tuple[Layout, ...] = (HND,)
+    limits: Limits = Limits()
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    graph: bool = True
+    quantises: frozenset[str] = frozenset()
+    params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    available: str | None = None
+    role: str = "implementation"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        rules = (
+            (bool(self.name) and not set(self.name) & set(" ,[]*?\t\n"), "name must hold no spaces, commas or brackets", self.name),
+            (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
+            (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
+            (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
+            (bool(self.layouts), "layouts must name at least one", self.layouts),
+            (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),
+        )
+        for holds, rule, got in rules:
+            if not holds:
+                raise UsageError(f"implementation {self.name!r}: {rule} (got {got!r})")
+
+    def why_not(self, case: Case, device_kind: str) -> str | None:
+        """Return why this entry cannot run `case` on a "cpu" or "cuda" device, or None."""
+        if case.op != self.op:
+            return f"it implements {self.op} (got a case of {case.op})"
+        if device_kind not in self.devices:
+            return f"runs on {' or '.join(self.devices)} only (got {device_kind})"
+        return self.limits.why_not(case) or self.why_missing(device_kind)
+
+    def why_missing(self, device_kind: str) -> str | None:
+        """Return why this machine lacks what the entry needs, or None."""
+        return load(self.available)(device_kind) if self.available else None
+
+    def resolve_params(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the declared parameters at their defaults, `overrides` applied; unknown names raise UsageError."""
+        for name in overrides:
+            if name not in self.params:
+                raise UsageError(f"{self.name} has no parameter {name!r}; it has: {', '.join(self.params) or 'none'}")
+        return {name: overrides.get(name, values[0]) for name, values in self.params.items()}
+
+    def load(self) -> Callable[[Any], Any]:
+        """Import and return `prepare`."""
+        return load(self.prepare)
+
+
+def load(reference: str) -> Callable[..., Any]:
+    """Return what "module:function" names."""
+    module, _, attribute = reference.partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One row of the matrix: an implementation in one of its layouts."""
+
+    impl: Impl
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"{self.impl.name}[{self.layout.name}]"
+
+
+class Registry:
+    """The implementations at hand, in the order of their tables; names are unique."""
+
+    def __init__(self, impls: Iterable[Impl] = ()) -> None:
+        self._impls: dict[str, Impl] = {}
+        self.add(impls)
+
+    def add(self, impls: Iterable[Impl]) -> None:
+        """Add entries; a name taken already raises UsageError."""
+        for impl in impls:
+            if impl.name in self._impls:
+                raise UsageError(f"two implementations are named {impl.name!r}; rename one")
+            self._impls[impl.name] = impl
+
+    def __iter__(self) -> Any:
+        return iter(self._impls.values())
+
+    def entries(self, patterns: Sequence[str] = (), roles: Sequence[str] = ("implementation",)) -> list[Entry]:
+        """Rows whose `name` or `name[LAYOUT]` matches one of the globs; none given is all of `roles`.
+
+        A pattern that matches nothing raises UsageError with the nearest names. Naming an entry overrides `roles`.
+        """
+        rows = [Entry(impl, layout) for impl in self._impls.values() for layout in impl.layouts]
+        if not patterns:
+            return [row for row in rows if row.impl.role in roles]
+        chosen: dict[str, Entry] = {}
+        for pattern in patterns:
+            found = [row for row in rows if matches(row.impl.name, pattern) or matches(str(row), pattern)]
+            if not found:
+                known = [*self._impls, *map(str, rows)]
+                raise UsageError(f"no implementation matches {pattern!r}{nearest(pattern, known)}")
+            chosen.update((str(row), row) for row in found if row.impl.role in roles or pattern in (row.impl.name, str(row)))
+        return list(chosen.values())
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Glob match in which brackets stand for themselves, since row names carry them."""
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def default_registry(impl_files: Sequence[str] = ()) -> Registry:
+    """The table of `impls`, then installed entry points, then `impl_files`."""
+    registry = Registry(importlib.import_module("impls").IMPLS)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        registry.add(point.load())
+    for path in impl_files:
+        registry.add(load_file(path))
+    return registry
+
+
+def load_file(path: str) -> Sequence[Impl]:
+    """Run the user's file and return its `IMPLS`. Its own functions are named "MODULE:function", MODULE the file's stem.
+
+    Raises UsageError, with the file and the reason, when there is no such file, it fails, or it has no table.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"--impl-file {path}: no such file")
+    name = file.stem
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file.resolve()):
+        raise UsageError(f"--impl-file {path}: a module named {name!r} is loaded already; rename the file")
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"--impl-file {path}: not a Python file (it must end in .py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UsageError(f"--impl-file {path}: {type(error).__name__}: {error}") from error
+    table = getattr(module, "IMPLS", None)
+    if not isinstance(table, list | tuple) or not all(isinstance(impl, Impl) for impl in table):
+        raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {table!r})")
+    return table
