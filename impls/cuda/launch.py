@@ -1,0 +1,118 @@
+"""Load a compiled kernel and launch it at the lowest cost on the host.
+
+A signature is one letter a parameter of the kernel, in order, as in `struct`:
+
+    P  pointer        i I  int32, uint32        q Q  int64, uint64        f d  float, double
+    48s               a struct of 48 bytes passed by value, given as bytes
+
+All values of a launch are packed by one call into one buffer that the driver reads; the addresses in it never change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from impls.cuda.jit import Kernel
+
+_PARAMETER = re.compile(r"[PiIqQfd]|\d+s")
+
+
+class CudaError(Exception):
+    """A call of the CUDA driver that failed: says which call, for which kernel, and the driver's own words."""
+
+
+class Packer:
+    """Kernel parameters in one buffer; `address` is what cuLaunchKernel takes. Needs no driver."""
+
+    def __init__(self, signature: str) -> None:
+        signature = signature.replace(" ", "")
+        parameters = _PARAMETER.findall(signature)
+        if "".join(parameters) != signature:
+            raise ValueError(f"signature {signature!r} must hold only P, i, I, q, Q, f, d and sizes such as 48s")
+        offsets = [struct.calcsize("@" + "".join(parameters[:n]) + "0" + p[-1]) for n, p in enumerate(parameters)]
+        self.sizes = [struct.calcsize("@" + parameter) for parameter in parameters]
+        layout = struct.Struct("@" + signature)
+        self._buffer = ctypes.create_string_buffer(max(layout.size, 1))
+        base = ctypes.addressof(self._buffer)
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
+        self.address = ctypes.addressof(self._pointers)
+        self._pack_into = layout.pack_into
+
+    def pack(self, *values: Any) -> None:
+        """Put the values of all parameters; raises struct.error when their number or types differ from the signature."""
+        self._pack_into(self._buffer, 0, *values)
+
+
+class Launcher:
+    """A kernel loaded on its device, which must be torch's current one: launch(grid, threads, stream, *values)."""
+
+    def __init__(self, kernel: Kernel, signature: str, shared_bytes: int) -> None:
+        import torch
+        from cuda.bindings import driver
+
+        self._entry, self._shared_bytes = kernel.entry, shared_bytes
+        self._packer = Packer(signature)
+        self._launch = driver.cuLaunchKernel
+        with torch.cuda.device(kernel.device):
+            torch.empty(1, device=kernel.device)  # makes torch's context the current one: tensors and streams live in it
+            self._load(driver, kernel)
+
+    def __call__(self, grid: tuple[int, int, int], threads: int, stream: int, *values: Any) -> None:
+        """Launch `grid` CTAs of `threads` threads on the raw `stream`. An empty grid launches nothing."""
+        x, y, z = grid
+        if not (x and y and z):
+            return
+        self._packer.pack(*values)
+        answer = self._launch(
+            self._function, x, y, z, threads, 1, 1, self._shared_bytes, stream, self._packer.address, 0
+        )
+        if answer[0]:
+            self._must(f"cuLaunchKernel of grid {grid}, {threads} threads", answer)
+
+    def _load(self, driver: Any, kernel: Kernel) -> None:
+        self._library = self._must("cuLibraryLoadData", driver.cuLibraryLoadData(kernel.cubin, [], [], 0, [], [], 0))
+        handle = self._must("cuLibraryGetKernel", driver.cuLibraryGetKernel(self._library, kernel.entry.encode()))
+        self._check_signature(driver, handle)
+        self._function = self._must("cuKernelGetFunction", driver.cuKernelGetFunction(handle))
+        if self._shared_bytes + kernel.resources["shared_bytes"] > 48 * 1024:  # more than this must be asked for
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._must("cuFuncSetAttribute", driver.cuFuncSetAttribute(self._function, attribute, self._shared_bytes))
+
+    def _check_signature(self, driver: Any, handle: Any) -> None:
+        """A parameter list that differs from the kernel's would be read as garbage; the driver knows the right sizes."""
+        sizes: list[int] = []
+        while True:
+            status, _, size = driver.cuKernelGetParamInfo(handle, len(sizes))
+            if status:
+                break
+            sizes.append(size)
+        if sizes != self._packer.sizes:
+            raise CudaError(f"{self._entry}: the signature's parameters have {self._packer.sizes} bytes, the kernel's {sizes}")
+
+    def _must(self, call: str, answer: tuple[Any, ...]) -> Any:
+        from cuda.bindings import driver
+
+        status, *results = answer
+        if status != driver.CUresult.CUDA_SUCCESS:
+            _, text = driver.cuGetErrorString(status)
+            raise CudaError(f"{self._entry}: {call} answered {status.name}: {(text or b'').decode()}")
+        return results[0] if results else None
+
+
+def raw_stream(device_index: int) -> int:
+    """Return torch's current stream as a number, for `Launcher`; cheaper than `torch.cuda.current_stream()`."""
+    import torch
+
+    return int(torch._C._cuda_getCurrentRawStream(device_index))
+
+
+def device_index(device: str) -> int:
+    """Return the index of "cuda:1", or of torch's current device for plain "cuda"."""
+    import torch
+
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else int(index)
