@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
 from harness.ops.layouts import HND, Layout
+from harness.rooms import load_room
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -225,7 +226,7 @@ def matches(name: str, pattern: str) -> bool:
 
 def default_registry(impl_files: Sequence[str] = ()) -> Registry:
     """The table of `impls`, then installed entry points, then `impl_files`."""
-    registry = Registry(importlib.import_module("impls").IMPLS)
+    registry = Registry(load_room("impls").IMPLS)
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         registry.add(point.load())
     for path in impl_files:

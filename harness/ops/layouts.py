@@ -97,9 +97,10 @@ def _swizzle(cache: torch.Tensor) -> torch.Tensor:
     token = torch.arange(block_size, device=cache.device)[:, None]
     place = torch.arange(num_chunks, device=cache.device)[None, :]
     place = torch.where(place < num_chunks // 8 * 8, place ^ (token % 8), place.expand(block_size, -1))
-    chunks = cache.reshape(num_blocks, num_heads, block_size, num_chunks, chunk)
-    index = place[None, None, :, :, None].expand(num_blocks, num_heads, -1, -1, chunk)
-    return chunks.gather(3, index).reshape(cache.shape)
+    # As integers: torch's gather of 16-bit floats on a CPU changes the payload of a NaN.
+    chunks = cache.contiguous().view(torch.int64).reshape(num_blocks, num_heads, block_size, num_chunks, 2)
+    index = place[None, None, :, :, None].expand(num_blocks, num_heads, -1, -1, 2)
+    return chunks.gather(3, index).reshape(num_blocks, num_heads, block_size, -1).view(cache.dtype)
 
 
 def _not_paged(key: torch.Tensor, value: torch.Tensor) -> Pair:

@@ -1,0 +1,129 @@
+"""Cache write: its tensors, and the judge: every bit of both caches, written and untouched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.check import Verdict, judge_exact
+from harness.hazards import Hazards, seed_of
+from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
+from harness.ops.dtypes import torch_dtype
+from harness.ops.layouts import Layout
+from harness.registry import Prepared
+
+
+class CacheWriteOperator:
+    """Makes the tensors of cache_write cases. Families differ in values and slots only; there is nothing to poison."""
+
+    def spec(self, case: CacheWriteCase, layout: Layout, device: str, params: Mapping[str, Any]) -> CacheWriteSpec:
+        return CacheWriteSpec(
+            num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, block_size=case.block_size, dtype=case.dtype,
+            layout=layout, num_blocks=case.num_blocks, max_num_tokens=case.num_tokens, device=device, params=params,
+        )  # fmt: skip
+
+    def build(self, case: CacheWriteCase, hazards: Hazards, *, layers: int, device: str) -> CacheWriteInputs:
+        """Make new tokens, [num_tokens, num_kv_heads, head_dim], and a cache full of random bits for each layer."""
+        rng = np.random.default_rng(seed_of(case.digest, hazards))
+        slots = _slots(case, rng)
+        step = CacheWriteStep(slot_mapping=torch.from_numpy(slots).to(device), host_slot_mapping=slots)
+        made = []
+        for layer in range(layers):
+            generator = torch.Generator(device=device).manual_seed(seed_of(case.digest, hazards, layer))
+            made.append(_make_layer(case, generator, device))
+        return CacheWriteInputs(case=case, step=step, layers=made)
+
+
+def _slots(case: CacheWriteCase, rng: np.random.Generator) -> np.ndarray:
+    """Slots of the tokens, [num_tokens] int64: -1 for padding, which lies anywhere among the others."""
+    num_written = case.num_tokens - case.num_padding
+    if case.order == "scattered":
+        written = rng.choice(case.num_blocks * case.block_size, num_written, replace=False)
+    else:
+        blocks = rng.permutation(case.num_blocks)[: -(-num_written // case.block_size)].astype(np.int64)
+        written = (blocks[:, None] * case.block_size + np.arange(case.block_size)).reshape(-1)[:num_written]
+    slots = np.full(case.num_tokens, -1, dtype=np.int64)
+    slots[np.sort(rng.choice(case.num_tokens, num_written, replace=False))] = written
+    return slots
+
+
+def _make_layer(case: CacheWriteCase, generator: torch.Generator, device: str) -> tuple[torch.Tensor, ...]:
+    dtype = torch_dtype(case.dtype)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+
+    token = (case.num_tokens, case.num_kv_heads, case.head_dim)
+    pool = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
+    return normal(*token), normal(*token), normal(*pool), normal(*pool)
+
+
+@dataclasses.dataclass
+class CacheWriteInputs:
+    """Canonical tensors: key, value, and the caches before the write, a layer each."""
+
+    case: CacheWriteCase
+    step: CacheWriteStep
+    layers: list[tuple[torch.Tensor, ...]]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def stage(self, layout: Layout) -> StagedCacheWrite:
+        """Copy the caches into `layout`; a launch changes the copy only."""
+        caches = [layout.arrange(layer[2].clone(), layer[3].clone()) for layer in self.layers]
+        return StagedCacheWrite(inputs=self, layout=layout, caches=caches)
+
+    def expected(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both caches, canonical, as they must be after the write."""
+        key, value, *caches = self.layers[layer]
+        slots = self.step.slot_mapping
+        token = (slots >= 0).nonzero()[:, 0]
+        block, offset = slots[token] // self.case.block_size, slots[token] % self.case.block_size
+        wanted = [cache.clone() for cache in caches]
+        for cache, new in zip(wanted, (key, value), strict=True):
+            cache[block, :, offset] = new[token]
+        return wanted[0], wanted[1]
+
+
+@dataclasses.dataclass
+class StagedCacheWrite:
+    """Tensors in one layout, as launch takes them, and the judge of what it leaves."""
+
+    inputs: CacheWriteInputs
+    layout: Layout
+    caches: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def step(self) -> CacheWriteStep:
+        return self.inputs.step
+
+    @property
+    def num_layers(self) -> int:
+        return self.inputs.num_layers
+
+    def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return (*self.inputs.layers[layer][:2], *self.caches[layer])
+
+    def soil(self, layer: int) -> None:
+        """Put the caches back as they were, so that a write left undone shows."""
+        arranged = self.layout.arrange(*self.inputs.layers[layer][2:])
+        for cache, before in zip(self.caches[layer], arranged, strict=True):
+            cache.copy_(before)
+
+    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
+        """Every element, written or untouched, bit for bit."""
+        got = self.layout.restore(*self.caches[layer])
+        for name, cache, want in zip(("key_cache", "value_cache"), got, self.inputs.expected(layer), strict=True):
+            verdict = judge_exact(cache, want, name)
+            if not verdict.passed:
+                return verdict
+        return verdict
+
+    def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
+        raise NotImplementedError("cache_write has no readers")

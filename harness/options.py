@@ -1,0 +1,33 @@
+"""How thoroughly a run checks and measures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """One run's settings, read once at the door.
+
+    suite            the name that records carry
+    params           --set: overrides of declared parameters, for every entry that declares them
+    bench            time what was right
+    power            hold a window of at least 1 s a row for power and energy
+    patient          run what would take minutes on this device, too
+    min_visits       visits a row, at least (other rows between them); the interval over them wants five
+    max_visits       visits a row, at most
+    width            stop when the interval is at most this share of the median to either side
+    row_s            a row that has taken so long stops at min_visits
+    """
+
+    suite: str = "custom"
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    bench: bool = True
+    power: bool = True
+    patient: bool = False
+    min_visits: int = 5
+    max_visits: int = 15
+    width: float = 0.01
+    row_s: float = 4.0

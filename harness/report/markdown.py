@@ -1,0 +1,112 @@
+"""report.md: the verdict, a table over all cases, a table a case, and every row without a number with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import tabulate
+
+from harness.record import STATUSES, Record
+from harness.report import rows, tables, units
+
+Cells = list[str]
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Return the whole report as GitHub-flavoured Markdown."""
+    groups = rows.by_case(records)
+    timed = [group for group in groups if group.timed]
+    parts = [f"# {rows.verdict(records)}", *_where(records), rows.summary_line(records) + ".", _tally_table(records)]
+    if timed:
+        parts += ["## Fastest by case", _overview(timed), "## Cases"]
+        for group in timed:
+            parts += _case(group)
+    parts += ["## Rows without a number", *_others(records)]
+    parts += _facts(records)
+    return "\n\n".join(parts) + "\n"
+
+
+def _where(records: Sequence[Record]) -> list[str]:
+    runs = dict.fromkeys((r.run, r.suite, r.device) for r in records)
+    return [f"Run {code(run)}, suite {code(suite)}, on {code(device)}." for run, suite, device in runs]
+
+
+def _tally_table(records: Sequence[Record]) -> str:
+    counts = rows.tally(records)
+    lines = [[whose, *(str(counter[status] or units.MISSING) for status in STATUSES)] for whose, counter in counts.items()]
+    return table(["rows", *STATUSES], lines, words=1)
+
+
+def _overview(groups: Sequence[rows.CaseRows]) -> str:
+    """One line a case: the fastest of ours and of the peers, and how far the best is from the ceiling."""
+    lines = []
+    for group in groups:
+        scale = units.time_scale(group.first.device_kind, map(rows.time_s, group.timed))
+        ours, peer = group.best_of("implementations"), group.best_of("peers")
+        best = min((r for r in (ours, peer) if r), key=lambda r: rows.time_s(r) or 0, default=None)
+        name = " / ".join([code(group.first.case), escape(rows.describe(group.first.shape))])
+        cells = [_best(record, best, scale) for record in (ours, peer)]
+        gain = (rows.time_s(peer) or 0) / (rows.time_s(ours) or 1) if ours and peer else None
+        moved = units.size(group.first.traffic_bytes)
+        lines.append([name, moved, *cells, units.ratio(gain), units.percent(best.ceiling_share if best else None)])
+    return table(["case", "bytes", "fastest of ours", "fastest peer", "peer / ours", "best of ceiling"], lines, words=1)
+
+
+def _best(record: Record | None, best: Record | None, scale: units.Scale) -> str:
+    if record is None:
+        return units.MISSING
+    text = f"{scale.show(rows.time_s(record))} {scale.unit} {code(record.row)}"
+    return f"**{text}**" if record is best else text
+
+
+def _case(group: rows.CaseRows) -> Iterator[str]:
+    first = group.first
+    yield f"### {escape(first.case)}"
+    yield f"{escape(rows.describe(first.shape))}. {tables.ceiling_line(group)}"
+    table_of = tables.case_table(group)
+    lines = []
+    for record, cells in zip(group.timed, table_of.lines, strict=True):
+        shown = [code(cells[0]), *(escape(cell) for cell in cells[1:])]
+        lines.append([f"**{cell}**" for cell in shown] if rows.time_s(record) == group.best_s else shown)
+    yield table(table_of.heads, lines, words=1)
+    yield "The fastest again: " + code(rows.command(group.timed[0]))
+
+
+def _others(records: Sequence[Record]) -> Iterator[str]:
+    found = rows.reasons(records)
+    if not found:
+        yield "None: every row has a number."
+    for reason in found:
+        cases = list(dict.fromkeys(r.case for r in reason.rows))
+        shown = ", ".join(map(code, cases)) if len(cases) <= 6 else f"{units.count(len(cases), 'case')}"
+        yield f"- **{reason.status}**: {code(reason.names)} on {shown}\n\n{_quoted(reason.reason)}"
+
+
+def _quoted(text: str) -> str:
+    """An indented block inside a list item: shown as it is, whatever it holds."""
+    return "\n".join(f"      {line}" for line in text.splitlines())
+
+
+def _facts(records: Sequence[Record]) -> Iterator[str]:
+    for title, found in tables.fact_tables(records):
+        yield f"## {title}"
+        yield table(found.heads, [[escape(cell) for cell in line] for line in found.lines], words=found.words)
+
+
+def table(heads: Cells, lines: Sequence[Cells], words: int) -> str:
+    """Set a Markdown table; the first `words` columns are text and go left, the others right."""
+    align = ["left" if i < words else "right" for i in range(len(heads))]
+    return tabulate.tabulate(lines, heads, tablefmt="pipe", disable_numparse=True, colalign=align)
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown shows as it is, in a table as well."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~]|\b_|_\b)", r"\\\1", text)
+    return " ".join(text.split())
+
+
+def code(text: str) -> str:
+    """Return text as code; a pipe is escaped for tables, a backtick and a line break become a space."""
+    return "`" + " ".join(text.replace("`", " ").split()).replace("|", "\\|") + "`"

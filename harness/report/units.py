@@ -1,0 +1,97 @@
+"""SI in, text out: every number that people read is formatted here. "-" is "not measured"."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from harness.record import Samples
+
+MISSING = "-"
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """A unit and how many SI units it is: Scale("µs", 1e-6). One scale serves a whole column."""
+
+    unit: str
+    size: float
+
+    def show(self, value: float | None, digits: int = 4, most_places: int = 3) -> str:
+        """Return `value`, in SI, as a plain decimal number of this unit, without the unit's name."""
+        return MISSING if value is None else decimal(value / self.size, digits, most_places)
+
+
+MICROSECONDS, MILLISECONDS, SECONDS = Scale("µs", 1e-6), Scale("ms", 1e-3), Scale("s", 1.0)
+
+
+def time_scale(device_kind: str, values: Iterable[float | None]) -> Scale:
+    """Microseconds on a GPU; elsewhere the unit in which the smallest value is at least 10, if any."""
+    smallest = min((value for value in values if value), default=0.0)
+    if device_kind == "cuda" or smallest < 10e-3:
+        return MICROSECONDS
+    return MILLISECONDS if smallest < 10.0 else SECONDS
+
+
+def interval(scale: Scale, samples: Samples | None) -> str:
+    """Return a confidence interval as "479.9 to 480.8"."""
+    return MISSING if samples is None else f"{scale.show(samples.low)} to {scale.show(samples.high)}"
+
+
+def rate_scale(device_kind: str) -> Scale:
+    """TB/s on a GPU, GB/s on a CPU; 10^12 and 10^9 bytes a second."""
+    return Scale("TB/s", 1e12) if device_kind == "cuda" else Scale("GB/s", 1e9)
+
+
+def decimal(value: float, digits: int = 4, most_places: int = 12) -> str:
+    """Return `value` with `digits` significant digits and no exponent; digits before the point are all kept."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    if abs(round(value, places)) >= 10.0 ** (digits - places):  # 9.9996 becomes 10.00, with one place fewer
+        places -= 1
+    return f"{value:.{min(max(places, 0), most_places)}f}"
+
+
+def size(count: float | None) -> str:
+    """Return a number of bytes as "2.15 GB"; powers of 1000."""
+    if count is None:
+        return MISSING
+    for unit, name in _BYTES:
+        if abs(count) >= unit:
+            return f"{decimal(count / unit, 3)} {name}"
+    return f"{count:.0f} B"
+
+
+def percent(share: float | None) -> str:
+    """Return a share of one as "97.8%"."""
+    return MISSING if share is None else f"{100 * share:.1f}%"
+
+
+def ratio(value: float | None) -> str:
+    """Return how many times the best, as "1.03"; two places, none from 100 on."""
+    return MISSING if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def joules(value: float | None) -> str:
+    """Return an energy as "0.21 mJ", "3.1 J"."""
+    if value is None:
+        return MISSING
+    unit, name = ((1.0, "J") if value >= 1 else (1e-3, "mJ") if value >= 1e-3 else (1e-6, "µJ"))
+    return f"{decimal(value / unit, 3)} {name}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return "1 row", "2 rows"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def plain(value: object) -> str:
+    """Return a value of which only the name is known, as in NVML facts and versions; numbers to 4 digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ", ".join(map(plain, value)) if isinstance(value, list | tuple) else str(value)
+    return str(value) if isinstance(value, int) else decimal(value)

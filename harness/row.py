@@ -1,0 +1,247 @@
+"""One row of the matrix while it is worked on: an implementation, in a layout, on a case."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from harness import timing
+from harness.device import Device
+from harness.interval import summarise
+from harness.nvml import Nvml, Reading
+from harness.ops import operator
+from harness.ops.case import Case
+from harness.ops.operator import Staged
+from harness.record import Samples
+from harness.registry import Entry, Unsupported
+
+#: A row further than this from its own cross-examination is marked: the larger of a share and of seconds a launch.
+SLOPE_SHARE, SLOPE_S = 0.03, 0.3e-6
+#: Seconds of replays for power and energy: NVML steps every 100 ms.
+POWER_WINDOW_S = 1.2
+
+
+@dataclasses.dataclass
+class Row:
+    """What is known of a row so far; `fields` is what its record will say besides who and where."""
+
+    case: Case
+    entry: Entry
+    params: Mapping[str, Any]
+    device: Device
+    nvml: Nvml | None
+    status: str = "ok"
+    reason: str | None = None
+    flags: list[str] = dataclasses.field(default_factory=list)
+    fields: dict[str, Any] = dataclasses.field(default_factory=dict)
+    prepared: Any = None
+    timer: timing.Timer | None = None
+    samples: list[float] = dataclasses.field(default_factory=list)
+    readings: list[Reading] = dataclasses.field(default_factory=list)
+    discarded: int = 0
+    spent_s: float = 0.0
+
+    def attempt(self, work: Any, doing: str) -> bool:
+        """Run `work`, a function of no arguments, and turn what it raises into this row's status; True if it ran."""
+        begin = time.perf_counter()
+        try:
+            work()
+            self.device.synchronize()
+            return self.status == "ok"
+        except Unsupported as why:
+            self.end("unsupported", str(why))
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                torch.cuda.empty_cache()
+            self.end("failed", f"{doing}: {type(error).__name__}: {error}")
+        finally:
+            self.spent_s += time.perf_counter() - begin
+        return False
+
+    def end(self, status: str, reason: str) -> None:
+        """Settle the row; the first reason stays."""
+        if self.status == "ok":
+            self.status, self.reason = status, reason
+
+    def prepare(self) -> bool:
+        """Compile and take workspace, from shapes alone."""
+
+        def work() -> None:
+            spec = operator(self.case.op).spec(self.case, self.entry.layout, self.device.name, self.params)
+            self.prepared = self.entry.impl.load()(spec)
+            self.fields["workspace_bytes"] = int(self.prepared.workspace_bytes)
+            self.fields["kernels"] = tuple(dict(kernel) for kernel in self.prepared.kernels)
+
+        before = _Memory.read(self.device, self.nvml)
+        if not self.attempt(work, "prepare"):
+            return False
+        self._before = before
+        return True
+
+    def check(self, staged: Staged, family: str) -> bool:
+        """Launch once on soiled outputs and judge them."""
+        is_reader = self.entry.impl.role == "reader"
+
+        def work() -> None:
+            self.prepared.plan(staged.step)
+            staged.soil(0)
+            self.prepared.launch(*staged.arguments(0))
+            self.device.synchronize()
+            judged = staged.judge_reader(0, self.prepared) if is_reader else staged.judge(0, self.entry.impl.quantises)
+            self.fields.setdefault("check", {})[family] = judged.summary()
+            if not judged.passed:
+                self.end("wrong", f"{family} inputs: {judged.reason}")
+
+        return self.attempt(work, f"check with {family} inputs")
+
+    def measure_memory(self) -> None:
+        """Note what the row holds since before it was prepared, and compare it with what it declares."""
+        held = _Memory.read(self.device, self.nvml)
+        before = self._before
+        if held is None or before is None:
+            return
+        self.fields["memory"] = {
+            "allocator_peak_bytes": max(held.peak - before.allocated, 0),
+            "nvml_bytes": max(held.nvml - before.nvml, 0),
+        }
+        measured = held.allocated - before.allocated
+        declared = self.fields["workspace_bytes"]
+        # The allocator rounds every tensor up to 512 bytes.
+        if measured > declared + 512 * 64:
+            self.flags.append(f"workspace: declares {declared} bytes, holds {measured}")
+
+    def make_timer(self, staged: Staged) -> bool:
+        """Plan for the timed inputs and get ready to time; also times the plan and the host."""
+
+        def work() -> None:
+            plan = functools.partial(self.prepared.plan, staged.step)
+            self.fields["plan_s"] = summarise(timing.plan_seconds(plan, self.device))
+            launches = [
+                functools.partial(self.prepared.launch, *staged.arguments(layer)) for layer in range(staged.num_layers)
+            ]
+            self.timer = timing.make_timer(launches, self.device, self.entry.impl.graph)
+            if self.device.kind == "cuda":
+                self.fields["host_s"] = timing.host_seconds(launches, self.device)
+            self.fields["ledger"] = {
+                "timed": self.timer.how,
+                "inputs": f"{staged.num_layers} sets, rotated",
+                "plan": "outside, once for all sets; its time is plan_s",
+                "layout": "converted outside",
+                **self.prepared.ledger,
+            }
+
+        return self.attempt(work, "time")
+
+    def visit(self) -> bool:
+        """Take one sample; one during which the clock was held down is discarded and counted."""
+
+        def work() -> None:
+            assert self.timer is not None
+            readings: list[Reading] = []
+            during = None if self.nvml is None else functools.partial(_append_reading, self.nvml, readings)
+            seconds = self.timer.visit(during)
+            self.readings += readings
+            if any(reading.throttles for reading in readings):
+                self.discarded += 1
+            else:
+                self.samples.append(seconds)
+
+        return self.attempt(work, "time")
+
+    def summary(self) -> Samples | None:
+        """The samples so far."""
+        return summarise(self.samples) if self.samples else None
+
+    def cross_examine(self) -> None:
+        """Time by a second way and mark the row where the two disagree."""
+
+        def work() -> None:
+            assert self.timer is not None
+            slope = self.timer.slope()
+            summary = self.summary()
+            if slope is None or summary is None:
+                return
+            if abs(slope - summary.median) > max(SLOPE_SHARE * summary.median, SLOPE_S):
+                self.flags.append(f"timers disagree: events say {summary.median:.3g} s, graph slope {slope:.3g} s")
+
+        self.attempt(work, "cross-examine")
+
+    def measure_power(self) -> None:
+        """Hold a window of replays and note power, and energy a launch between two steps of the energy counter."""
+        if self.nvml is None or self.timer is None:
+            return
+        watts: list[float] = []
+        steps: list[tuple[float, float]] = []
+
+        def during() -> None:
+            assert self.nvml is not None
+            power, energy = self.nvml.instant_power_w(), self.nvml.energy_j()
+            if power is not None:
+                watts.append(power)
+            if energy is not None and (not steps or energy != steps[-1][1]):
+                steps.append((time.perf_counter(), energy))
+
+        def work() -> None:
+            assert self.timer is not None
+            begin = time.perf_counter()
+            launches = self.timer.run_for(POWER_WINDOW_S, during)
+            rate = launches / (time.perf_counter() - begin)
+            if watts:
+                self.fields["power_w"] = sorted(watts)[len(watts) // 2]
+            # The first entry is no step of the counter but the moment the window began.
+            if len(steps) >= 4:
+                (first_s, first_j), (last_s, last_j) = steps[1], steps[-1]
+                self.fields["energy_j"] = (last_j - first_j) / (last_s - first_s) / rate
+            else:
+                self.flags.append("energy: the counter stepped fewer than three times in the window")
+
+        self.attempt(work, "power")
+
+    def check_timed(self, staged: Staged) -> None:
+        """Soil every output, take one more visit, and judge the first and the last set of what was timed."""
+
+        def work() -> None:
+            assert self.timer is not None
+            for layer in range(staged.num_layers):
+                staged.soil(layer)
+            self.prepared.plan(staged.step)
+            self.timer.visit()
+            for layer in sorted({0, staged.num_layers - 1}):
+                judged = staged.judge(layer, self.entry.impl.quantises)
+                self.fields.setdefault("check", {})["timed"] = judged.summary()
+                if not judged.passed:
+                    self.end("wrong", f"timed launches, set {layer}: {judged.reason}")
+                    return
+
+        if self.entry.impl.role != "reader":
+            self.attempt(work, "check of timed launches")
+
+    def release(self) -> None:
+        """Let go of workspace and graphs."""
+        self.prepared = self.timer = None
+
+
+def _append_reading(nvml: Nvml, readings: list[Reading]) -> None:
+    readings.append(nvml.read())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """Bytes: held by the allocator, its peak since the last read, in use on the GPU as NVML says."""
+
+    allocated: int
+    peak: int
+    nvml: int
+
+    @classmethod
+    def read(cls, device: Device, nvml: Nvml | None) -> _Memory | None:
+        if device.kind != "cuda":
+            return None
+        allocated, peak = torch.cuda.memory_allocated(device.index), torch.cuda.max_memory_allocated(device.index)
+        torch.cuda.reset_peak_memory_stats(device.index)
+        return cls(allocated, peak, nvml.used_bytes() if nvml else 0)

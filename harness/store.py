@@ -1,0 +1,87 @@
+"""results/: where records are appended and read back. Nothing read here is executed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.names import UsageError
+from harness.record import Record, RecordError, parse_line
+
+RECORDS = "records.jsonl"
+
+
+def new_run(out: Path) -> Path:
+    """Make and return `out`/<stamp>, a folder of its own even when two runs start in one second."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    for suffix in ("", *(f".{n}" for n in range(2, 100))):
+        folder = out / (stamp + suffix)
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError as error:
+            if not out.is_dir():
+                raise UsageError(f"cannot write results to {out}: {error}") from error
+        except OSError as error:
+            raise UsageError(f"cannot write results to {out}: {error}") from error
+    raise UsageError(f"cannot write results to {out}: a hundred runs started in one second")
+
+
+class Appender:
+    """Appends records to a file, a whole line at a time, so that a run that dies keeps what it had."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / RECORDS
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self.count = 0
+
+    def append(self, record: Record) -> None:
+        """Write one line. Raises OSError, naming the file, where the disk is full or gone."""
+        line = (record.to_line() + "\n").encode()
+        written = os.write(self._file, line)
+        if written != len(line):
+            raise OSError(f"{self.path}: only {written} of {len(line)} bytes could be written; is the disk full?")
+        self.count += 1
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def load(path: Path) -> tuple[list[Record], list[str]]:
+    """Read a run's folder or a .jsonl file: its records, and a line for each line that is none.
+
+    Raises UsageError where there is nothing to read.
+    """
+    file = path / RECORDS if path.is_dir() else path
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise UsageError(f"cannot read records of {path}: {error.strerror or error}") from error
+    records, problems = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append(parse_line(line))
+        except RecordError as error:
+            problems.append(f"{file}:{number}: skipped, {error}")
+    return records, problems
+
+
+def latest_run(out: Path) -> Path:
+    """The newest run's folder under `out`; raises UsageError where there is none."""
+    runs = sorted(folder for folder in out.glob("*") if (folder / RECORDS).is_file()) if out.is_dir() else []
+    if not runs:
+        raise UsageError(f"no run under {out}; `pagedbench run` makes one")
+    return runs[-1]
+
+
+def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write a file of plain JSON, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    os.replace(scratch, path)
