@@ -2,6 +2,33 @@
 
 from __future__ import annotations
 
+from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
 from harness.registry import Impl
 
-IMPLS: tuple[Impl, ...] = ()
+#: of cache_write and block_copy: every layout in which a cache can be held
+WRITABLE = (*PAGED, HND_SWIZZLED)
+
+IMPLS: tuple[Impl, ...] = (
+    # cache_write
+    Impl(
+        name="numpy.cache_write", op="cache_write", prepare="impls.numpy_cache_write:prepare",
+        layouts=WRITABLE, devices=("cpu",), note="NumPy indexing",
+    ),
+    Impl(
+        name="torch.cache_write", op="cache_write", prepare="impls.torch_cache_write:prepare",
+        layouts=WRITABLE, note="index_put_, padding repeats a valid write",
+    ),
+    Impl(
+        name="triton.cache_write", op="cache_write", prepare="impls.triton.cache_write:prepare",
+        layouts=(HND, NHD, KV_NHD), available="impls.triton.interpreter:why_missing", note="one program a token",
+    ),
+    # block_copy
+    Impl(
+        name="numpy.block_copy", op="block_copy", prepare="impls.numpy_block_copy:prepare",
+        layouts=WRITABLE, devices=("cpu",), note="pair after pair",
+    ),
+    Impl(
+        name="torch.block_copy", op="block_copy", prepare="impls.torch_block_copy:prepare",
+        layouts=WRITABLE, note="index_select and index_copy_ a wave",
+    ),
+)
