@@ -127,8 +127,8 @@ class AttentionCase(Case):
         """Multiplications and additions of both products over the visible keys."""
         visible = 0
         for seq_len, q_len in zip(self.seq_lens, self.q_lens, strict=True):
-            first = seq_len - q_len + 1  # keys that the first query token sees, where it sees any
-            visible += sum(range(max(first, 0), seq_len + 1)) if q_len else 0
+            first = max(seq_len - q_len + 1, 0)  # keys that the first query token sees; the last sees seq_len
+            visible += (first + seq_len) * (seq_len - first + 1) // 2
         return 4 * visible * self.num_q_heads * self.head_dim
 
     @property

@@ -1,0 +1,82 @@
+"""Suites: named tuples of cases. No suite asks the same question twice, whatever its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cases import copies, decode, edges, facts, prefill, writes
+from harness.ops.case import Case
+
+Suite = tuple[Case, ...]
+
+
+def _first_of_each(cases: Iterable[Case]) -> Suite:
+    """Leave out cases whose question, the digest, stands already under another name; the records would be one row."""
+    first: dict[str, Case] = {}
+    for case in cases:
+        first.setdefault(case.digest, case)
+    return tuple(first.values())
+
+
+SMOKE: Suite = (
+    edges.ALL_LENGTHS,
+    decode.SMOKE_QWEN3_0_6B,
+    decode.SMOKE_GPT_OSS_F16,
+    decode.SMOKE_GEMMA2_9B,
+    prefill.SMOKE_MIXED,
+    next(case for case in edges.GROUPS if case.name == "edges.group_7"),
+    next(case for case in edges.BLOCK_SIZES if case.name == "edges.block_size_24"),
+    writes.SMALL,
+    writes.SMOKE_RUNS,
+    copies.SMOKE,
+    copies.SMOKE_CHAINED,
+)
+
+QUICK: Suite = (
+    # On any machine.
+    decode.QWEN3_0_6B_SMALL, decode.LLAMA3_8B_SINGLE, decode.GPT_OSS_SMALL, prefill.MIXED_SMALL, edges.ALL_LENGTHS, facts.J,
+    writes.DECODE_64, writes.PREFILL_2048, copies.SMALL, copies.SMALL_CHAINED,
+    # On a GPU.
+    facts.A, facts.C, facts.E, facts.F,
+    decode.LLAMA3_70B_SERVED, decode.LLAMA_7B_ASCEND, decode.GPT_OSS_SERVED, decode.GEMMA2_9B_SERVED, prefill.CHUNKED,
+    writes.PREFILL_16384, copies.MANY,
+)
+
+MODELS: Suite = (
+    *decode.SERVED, *decode.SINGLE, *decode.SMALL, *decode.RAGGED, *decode.SKEWED, *decode.DTYPES, *prefill.PREFILL,
+    *writes.WRITES, *copies.COPIES,
+)
+
+BLOCK_SIZE: Suite = (*decode.BLOCK_SIZE, *writes.BLOCK_SIZE, *copies.BLOCK_SIZE)
+
+CONTEXT: Suite = _first_of_each(decode.CONTEXT)
+
+_EVERY: Suite = (*SMOKE, *QUICK, *facts.FACTS, *MODELS, *CONTEXT, *BLOCK_SIZE, *edges.EDGES)
+
+FULL: Suite = _first_of_each(_EVERY)
+
+SUITES: dict[str, Suite] = {
+    "smoke": SMOKE,
+    "quick": QUICK,
+    "full": FULL,
+    "edges": edges.EDGES,
+    "models": MODELS,
+    "block_size": BLOCK_SIZE,
+    "context": CONTEXT,
+    "facts": facts.FACTS,
+}
+
+#: one sentence a suite, for `pagedbench list`
+SUITE_NOTES: dict[str, str] = {
+    "smoke": "Tiny cases of all three operators on real head shapes: seconds on two CPU cores.",
+    "quick": "The default: real model shapes for a GPU, with enough of them small enough for a CPU.",
+    "full": "Every question of every suite, once.",
+    "edges": "Lengths, groups, head and block sizes, query counts and dtypes on which such kernels have gone wrong.",
+    "models": "Every model served to many, to one and to ragged batches, its prefill, cache writes and block copies.",
+    "block_size": "The same tokens in blocks of 1 to 256.",
+    "context": "Llama 3 8B from 512 tokens to 131072 and from one sequence to 256.",
+    "facts": "The twelve cases on which other libraries' kernels were measured side by side.",
+}
+
+#: every case by its name
+ALL: dict[str, Case] = {case.name: case for case in _EVERY}
