@@ -209,7 +209,6 @@ class Row:
             assert self.timer is not None
             for layer in range(staged.num_layers):
                 staged.soil(layer)
-            self.prepared.plan(staged.step)
             self.timer.visit()
             for layer in sorted({0, staged.num_layers - 1}):
                 judged = staged.judge(layer, self.entry.impl.quantises)

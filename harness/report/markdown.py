@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-import tabulate
+import tabulate  # type: ignore[import-untyped]
 
 from harness.record import STATUSES, Record
 from harness.report import rows, tables, units
@@ -94,10 +94,11 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
         yield table(found.heads, [[escape(cell) for cell in line] for line in found.lines], words=found.words)
 
 
-def table(heads: Cells, lines: Sequence[Cells], words: int) -> str:
+def table(heads: Sequence[str], lines: Sequence[Cells], words: int) -> str:
     """Set a Markdown table; the first `words` columns are text and go left, the others right."""
     align = ["left" if i < words else "right" for i in range(len(heads))]
-    return tabulate.tabulate(lines, heads, tablefmt="pipe", disable_numparse=True, colalign=align)
+    text: str = tabulate.tabulate(lines, heads, tablefmt="pipe", disable_numparse=True, colalign=align)
+    return text
 
 
 def escape(text: str) -> str:

@@ -6,7 +6,7 @@ import collections
 import textwrap
 from collections.abc import Iterator, Sequence
 
-import tabulate
+import tabulate  # type: ignore[import-untyped]
 
 from harness.record import STATUSES, Record
 from harness.report import rows, units
@@ -69,10 +69,10 @@ def _traffic(group: rows.CaseRows) -> list[str]:
 
 
 def _verdicts(records: Sequence[Record]) -> str:
-    """One line a row where they are few, else one line an implementation."""
+    """One line a row where they are few, else one line an implementation; errors are shares of what was allowed."""
     if len(records) <= _LISTED:
         lines = [[record.row, record.case, record.status, units.percent(rows.worst_error(record))] for record in records]
-        return _table(["implementation", "case", "verdict", "error of allowed"], lines, words={0, 1, 2})
+        return _table(["implementation", "case", "verdict", "of allowed"], lines, words={0, 1, 2})
     groups: dict[str, list[Record]] = collections.defaultdict(list)
     for record in records:
         groups[record.row].append(record)
@@ -82,7 +82,7 @@ def _verdicts(records: Sequence[Record]) -> str:
         counts = collections.Counter(record.status for record in group)
         worst = max((error for error in map(rows.worst_error, group) if error is not None), default=None)
         lines.append([name, *(str(counts[status] or units.MISSING) for status in statuses), units.percent(worst)])
-    return _table(["implementation", *statuses, "worst error of allowed"], lines, words={0})
+    return _table(["implementation", *statuses, "worst error"], lines, words={0})
 
 
 def _other_rows(records: Sequence[Record]) -> Iterator[str]:
@@ -90,8 +90,9 @@ def _other_rows(records: Sequence[Record]) -> Iterator[str]:
     for reason in rows.reasons(records):
         head = f"{reason.status}: {reason.names}"
         body = "\n".join(_wrapped(line, "    ") for line in reason.reason.splitlines())
-        cases = "" if len(reason.rows) > 3 else "\n" + _wrapped("on " + ", ".join(dict.fromkeys(r.case for r in reason.rows)), "    ")
-        yield f"{_wrapped(head, '')}{cases}\n{body}"
+        cases = list(dict.fromkeys(record.case for record in reason.rows))
+        where = "\n" + _wrapped(f"on {', '.join(cases)}", "    ") if len(cases) <= 3 else ""
+        yield f"{_wrapped(head, '')}{where}\n{body}"
 
 
 def _wrapped(text: str, indent: str) -> str:
@@ -103,12 +104,15 @@ def _table(heads: Cells, lines: list[Cells], words: set[int]) -> str:
     kept = [i for i in range(len(heads)) if any(line[i] not in ("", units.MISSING) for line in lines) or i == 0]
     heads, lines = [heads[i] for i in kept], [[line[i] for i in kept] for line in lines]
     wrap = [i for i, source in enumerate(kept) if source in words]
-    natural = [max(len(head) + tabulate.MIN_PADDING, *map(len, column)) for head, *column in zip(heads, *lines, strict=True)]
+    natural = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     room = WIDTH - sum(width for i, width in enumerate(natural) if i not in wrap) - 2 * (len(kept) - 1)
-    limits = _shares([natural[i] for i in wrap], room)
-    lines = [[_fold(cell, limits[wrap.index(i)]) if i in wrap else cell for i, cell in enumerate(line)] for line in lines]
+    for i, width in zip(wrap, _shares([natural[i] for i in wrap], room), strict=True):
+        natural[i] = width
+        lines = [[*line[:i], _fold(line[i], width), *line[i + 1 :]] for line in lines]
+    rule = ["-" * width for width in natural]  # set here, since tabulate pads heads and the width counts
     align = ["left" if i in wrap else "right" for i in range(len(kept))]
-    return tabulate.tabulate(lines, heads, tablefmt="simple", disable_numparse=True, colalign=align)
+    text: str = tabulate.tabulate([heads, rule, *lines], tablefmt="plain", disable_numparse=True, colalign=align)
+    return text
 
 
 def _shares(wanted: list[int], room: int) -> list[int]:

@@ -1,0 +1,273 @@
+"""The whole flow: case -> inputs -> prepare -> launch -> check -> time -> record.
+
+A wrong answer stops at check: it is recorded, never timed. Whatever cannot be run is a record with its reason.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from harness.ceiling import best_readers
+from harness.device import Device, find_device, toolchain
+from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards
+from harness.interval import is_converged
+from harness.nvml import Nvml, NvmlMissing
+from harness.ops import operator
+from harness.ops.case import Case
+from harness.ops.layouts import HND, Layout
+from harness.ops.operator import Inputs, Staged
+from harness.options import Options
+from harness.record import Record
+from harness.registry import Entry, Registry
+from harness.row import Row
+
+#: Rotated inputs hold at least so many times the last-level cache: at 4 times a warm remainder still shows (FACTS).
+CACHES = {"cuda": 16, "cpu": 2}
+#: Bytes of one layout's input sets, at most, where a case has small traffic and a large pool.
+ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
+#: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
+CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
+
+
+class Session:
+    """One run on one device: holds what rows share."""
+
+    def __init__(self, options: Options, registry: Registry, device: str | None = None, run: str = "unsaved") -> None:
+        self.options, self.registry, self.run = options, registry, run
+        self.device: Device = find_device(device)
+        self.nvml, self.nvml_missing = _find_nvml(self.device)
+
+    def measure(
+        self, cases: Sequence[Case], entries: Sequence[Entry], progress: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Record]:
+        """Check and, if the options say so, time every entry of a case's operator on it; a record each."""
+        for case in cases:
+            rows = [self._row(case, entry) for entry in entries if entry.impl.op == case.op]
+            yield from _CaseRun(self, case, rows, progress).records()
+            gc.collect()
+            if self.device.kind == "cuda":
+                torch.cuda.empty_cache()
+
+    def _row(self, case: Case, entry: Entry) -> Row:
+        declared = {name: value for name, value in self.options.params.items() if name in entry.impl.params}
+        return Row(case, entry, entry.impl.resolve_params(declared), self.device, self.nvml)
+
+    def record(self, row: Row) -> Record:
+        """Turn a settled row into its record."""
+        summary = row.summary() if row.status == "ok" else None
+        return Record(
+            run=self.run, suite=self.options.suite, started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            op=row.case.op, case=row.case.name, case_digest=row.case.digest, shape=row.case.to_json(),
+            impl=row.entry.impl.name, layout=row.entry.layout.name, role=row.entry.impl.role, params=dict(row.params),
+            status=row.status, reason=row.reason, flags=tuple(row.flags), device=self.device.slug,
+            device_kind=self.device.kind, toolchain=toolchain(), launch_s=summary,
+            traffic_bytes=getattr(row.case, "traffic_bytes"), flops=getattr(row.case, "flops"),
+            nvml=_nvml_summary(row), **row.fields,
+        )  # fmt: skip
+
+
+def _find_nvml(device: Device) -> tuple[Nvml | None, str | None]:
+    if device.kind != "cuda":
+        return None, "there is no GPU"
+    try:
+        return Nvml(device.uuid), None
+    except NvmlMissing as why:
+        return None, str(why)
+
+
+def _nvml_summary(row: Row) -> dict[str, Any]:
+    if not row.readings:
+        return {}
+
+    def middle(field: str) -> int:
+        return int(sorted(getattr(reading, field) for reading in row.readings)[len(row.readings) // 2])
+
+    throttles = sorted({why for reading in row.readings for why in reading.throttles})
+    fields = ("sm_clock_mhz", "memory_clock_mhz", "temperature_c")
+    return {**{field: middle(field) for field in fields}, "throttles": throttles, "discarded_visits": row.discarded}
+
+
+class _CaseRun:
+    """All rows of one case. Inputs are made once a family and converted once a layout, for all rows."""
+
+    def __init__(self, session: Session, case: Case, rows: Sequence[Row], progress: Callable[[str], None]) -> None:
+        self.session, self.case, self.rows, self.progress = session, case, rows, progress
+        self.device = session.device
+        self._staged: dict[tuple[str, str], Staged] = {}
+        self._inputs: dict[str, Inputs] = {}
+
+    def records(self) -> Iterator[Record]:
+        """Yield refused rows first, then wrong and failed ones as they come, then what was right."""
+        admitted = []
+        for row in self.rows:
+            refusal = self._refuse(row)
+            if refusal:
+                row.end(*refusal)
+                yield self.session.record(row)
+            else:
+                admitted.append(row)
+        right = []
+        for row in admitted:
+            if self._check(row):
+                right.append(row)
+            else:
+                row.release()
+                yield self.session.record(row)
+        if self.session.options.bench and right:
+            self._forget(PLAIN, NEEDLES)
+            self._time(right)
+        for row in right:
+            yield self.session.record(row)
+
+    def _refuse(self, row: Row) -> tuple[str, str] | None:
+        """Why a row does not run: (status, reason)."""
+        why_not = row.entry.impl.why_not(self.case, self.device.kind)
+        if why_not:
+            return "unsupported", why_not
+        if self.session.options.patient:
+            return None
+        return self._too_much(row)
+
+    def _too_much(self, row: Row) -> tuple[str, str] | None:
+        case: Any = self.case
+        needed = case.cache_bytes * 3 * len({r.entry.layout.name for r in self.rows} | {HND.name})
+        free = self.device.free_bytes()
+        if needed > 0.9 * free:
+            return "skipped", f"needs about {needed / 1e9:.1f} GB on {self.device.name}, {free / 1e9:.1f} GB are free"
+        if self.device.kind == "cpu":
+            if case.cache_bytes > CPU_CACHE_BYTES:
+                return "skipped", (
+                    f"would take minutes on a CPU: {case.cache_bytes / 1e6:.0f} MB of cache a layer "
+                    f"(at most {CPU_CACHE_BYTES / 1e6:.0f}; --patient runs it)"
+                )
+            if case.flops > CPU_FLOPS:
+                return "skipped", (
+                    f"would take minutes on a CPU: {case.flops / 1e9:.1f} GFLOP (at most {CPU_FLOPS / 1e9:.0f}; --patient runs it)"
+                )
+        limit = row.entry.impl.max_work.get(self.device.kind, math.inf)
+        work = max(case.flops, case.traffic_bytes)
+        if work > limit:
+            return "skipped", (
+                f"would take minutes: {work / 1e6:.0f} million operations, {row.entry.impl.name} on {self.device.kind} "
+                f"is given at most {limit / 1e6:.0f} million (--patient runs it)"
+            )
+        return None
+
+    def _check(self, row: Row) -> bool:
+        """Prepare and judge a row on both families of inputs."""
+        self.progress(f"check {self.case} {row.entry}")
+        if not row.prepare():
+            return False
+        for family in (PLAIN, NEEDLES):
+            staged = self._stage(family, row.entry.layout, layers=1)
+            if not row.check(staged, family.name):
+                return False
+        row.measure_memory()
+        return True
+
+    def _stage(self, family: Hazards, layout: Layout, layers: int) -> Staged:
+        if family.name not in self._inputs:
+            self._inputs[family.name] = operator(self.case.op).build(
+                self.case, family, layers=layers, device=self.device.name
+            )
+        key = (family.name, layout.name)
+        if key not in self._staged:
+            self._staged[key] = self._inputs[family.name].stage(layout)
+        return self._staged[key]
+
+    def _forget(self, *families: Hazards) -> None:
+        """Free what the check used, so that timed inputs lie elsewhere."""
+        names = {family.name for family in families}
+        self._inputs = {name: inputs for name, inputs in self._inputs.items() if name not in names}
+        self._staged = {key: staged for key, staged in self._staged.items() if key[0] not in names}
+
+    def _num_layers(self) -> int:
+        """Sets of inputs to rotate over."""
+        case: Any = self.case
+        wanted = math.ceil(CACHES[self.device.kind] * self.device.cache_bytes / max(case.traffic_bytes, 1))
+        affordable = ROTATION_BYTES[self.device.kind] // max(case.cache_bytes, 1)
+        return max(2, min(wanted, affordable, 512))
+
+    def _time(self, rows: Sequence[Row]) -> None:
+        """Visit rows in shuffled order, again and again, until each has converged or had its share."""
+        options, layers = self.session.options, self._num_layers()
+        self.progress(f"inputs {self.case}")
+        readers = best_readers(self.session.registry, self.case, self._reader_row, lambda layout: self._stage(TIMED, layout, layers))
+        timed = [row for row in rows if row.make_timer(self._stage(TIMED, row.entry.layout, layers))]
+        order = random.Random(self.case.digest)
+        waiting = [*timed, *readers]
+        for visit in range(options.max_visits):
+            order.shuffle(waiting)
+            for row in waiting:
+                self.progress(f"time {self.case} {row.entry}, visit {visit + 1}")
+                row.visit()
+            waiting = [row for row in waiting if not self._is_done(row, visit + 1)]
+        for row in timed:
+            self._finish(row, readers)
+        for row in [*rows, *readers]:
+            row.release()
+
+    def _reader_row(self, entry: Entry, params: dict[str, Any]) -> Row:
+        return Row(self.case, entry, params, self.device, self.session.nvml)
+
+    def _is_done(self, row: Row, visits: int) -> bool:
+        options, summary = self.session.options, row.summary()
+        if row.status != "ok":
+            return True
+        if visits < options.min_visits or summary is None:
+            return False
+        return is_converged(summary, options.width) or row.spent_s > options.row_s
+
+    def _finish(self, row: Row, readers: Sequence[Row]) -> None:
+        """Everything about a timed row that needs its samples."""
+        self.progress(f"finish {self.case} {row.entry}")
+        row.check_timed(self._stage(TIMED, row.entry.layout, 0))
+        summary = row.summary()
+        if row.status == "ok" and summary is None:
+            row.end("failed", f"every one of {row.discarded} visits was throttled")
+        if row.status != "ok" or summary is None:
+            return
+        if not is_converged(summary, self.session.options.width):
+            spread = max(summary.high - summary.median, summary.median - summary.low) / summary.median
+            row.flags.append(f"never converged: within {100 * spread:.1f}% after {len(summary.samples)} visits")
+        if row.discarded:
+            row.flags.append(f"throttled: {row.discarded} visits discarded")
+        row.cross_examine()
+        if self.session.options.power:
+            row.measure_power()
+        self._hold_against_ceiling(row, readers)
+
+    def _hold_against_ceiling(self, row: Row, readers: Sequence[Row]) -> None:
+        summary = row.summary()
+        measured = [(found, reader) for reader in readers if (found := reader.summary()) is not None and reader.status == "ok"]
+        if not measured or summary is None:
+            return
+        ceiling, reader = min(measured, key=lambda pair: pair[0].median)
+        row.fields["ceiling_s"] = ceiling.median
+        row.fields["ceiling_by"] = f"{reader.entry} {_settings(reader)}".strip()
+        row.fields["ceiling_share"] = ceiling.median / summary.median
+        if summary.high < ceiling.low:
+            row.flags.append("above the ceiling: the measurement is wrong somewhere")
+
+
+def _settings(row: Row) -> str:
+    return " ".join(f"{name}={value}" for name, value in row.params.items())
+
+
+def run_all(
+    session: Session, cases: Iterable[Case], entries: Sequence[Entry], keep: Callable[[Record], None],
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Record]:
+    """Measure all, keeping each record as it comes."""
+    records = []
+    for record in session.measure(list(cases), entries, progress):
+        keep(record)
+        records.append(record)
+    return records
