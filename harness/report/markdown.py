@@ -17,7 +17,7 @@ def markdown(records: Sequence[Record]) -> str:
     """Return the whole report as GitHub-flavoured Markdown."""
     groups = rows.by_case(records)
     timed = [group for group in groups if group.timed]
-    parts = [f"# {rows.verdict(records)}", *_where(records), rows.summary_line(records) + ".", _tally_table(records)]
+    parts = [f"# {rows.verdict(records)}", *_where(records), escape(rows.summary_line(records)) + ".", _tally_table(records)]
     if timed:
         parts += ["## Fastest by case", _overview(timed), "## Cases"]
         for group in timed:
@@ -34,7 +34,7 @@ def _where(records: Sequence[Record]) -> list[str]:
 
 def _tally_table(records: Sequence[Record]) -> str:
     counts = rows.tally(records)
-    lines = [[whose, *(str(counter[status] or units.MISSING) for status in STATUSES)] for whose, counter in counts.items()]
+    lines = [[escape(whose), *(str(found[status] or units.MISSING) for status in STATUSES)] for whose, found in counts.items()]
     return table(["rows", *STATUSES], lines, words=1)
 
 
@@ -63,12 +63,13 @@ def _best(record: Record | None, best: Record | None, scale: units.Scale) -> str
 def _case(group: rows.CaseRows) -> Iterator[str]:
     first = group.first
     yield f"### {escape(first.case)}"
-    yield f"{escape(rows.describe(first.shape))}. {tables.ceiling_line(group)}"
+    yield escape(f"{rows.describe(first.shape)}. {tables.ceiling_line(group)}")
     table_of = tables.case_table(group)
     lines = []
     for record, cells in zip(group.timed, table_of.lines, strict=True):
         shown = [code(cells[0]), *(escape(cell) for cell in cells[1:])]
-        lines.append([f"**{cell}**" for cell in shown] if rows.time_s(record) == group.best_s else shown)
+        best = rows.time_s(record) == group.best_s
+        lines.append([f"**{cell}**" for cell in shown[:2]] + shown[2:] if best else shown)
     yield table(table_of.heads, lines, words=1)
     yield "The fastest again: " + code(rows.command(group.timed[0]))
 

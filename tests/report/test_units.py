@@ -1,0 +1,42 @@
+"""Numbers as text: enough digits, one unit a column, no exponents."""
+
+import pytest
+
+from harness.record import Samples
+from harness.report import units
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (489.73, "489.7"), (12.0, "12.00"), (2157.8, "2158"), (1234567.0, "1234567"), (0.0, "0"),
+    (9.99996, "10.00"), (-3.14159, "-3.142"), (0.00012345, "0.0001234"), (float("inf"), "inf"),
+])
+def test_decimals_keep_four_digits(value, text):
+    """Four significant digits, all digits before the point, never an exponent."""
+    assert units.decimal(value) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (None, "-"), (0, "0 B"), (999, "999 B"), (67_200_000, "67.2 MB"), (2_148_000_000, "2.15 GB"), (1.41e11, "141 GB"),
+])
+def test_sizes_are_powers_of_a_thousand(count, text):
+    """Bytes are shown with three digits in the largest unit that keeps them over one."""
+    assert units.size(count) == text
+
+
+@pytest.mark.parametrize(("kind", "smallest", "unit"), [
+    ("cuda", 3e-6, "µs"), ("cuda", 2.0, "µs"), ("cpu", 3e-6, "µs"), ("cpu", 0.02, "ms"), ("cpu", 30.0, "s"),
+])
+def test_a_column_has_one_unit(kind, smallest, unit):
+    """A GPU's column is in microseconds; a CPU's follows its smallest value, and missing ones have no say."""
+    assert units.time_scale(kind, [smallest, None, 100 * smallest]).unit == unit
+
+
+def test_an_interval_shows_both_ends():
+    """An interval that is not symmetric is not shown as if it were."""
+    assert units.interval(units.MICROSECONDS, Samples(median=10e-6, low=9.9e-6, high=10.5e-6, samples=())) == "9.900 to 10.50"
+    assert units.interval(units.MICROSECONDS, None) == "-"
+
+
+def test_what_was_not_measured_is_a_dash():
+    """None is a dash in every unit, never a zero."""
+    assert {units.percent(None), units.ratio(None), units.joules(None), units.MICROSECONDS.show(None)} == {"-"}
