@@ -39,6 +39,7 @@ class AttentionTruth:
     baseline_max    [num_tokens, num_q_heads, head_dim]    expected error of an element from all but the rounding of out
     baseline_lse    [num_tokens, num_q_heads]              expected error of lse
     num_visible     [num_tokens] int64                     keys that the token sees
+    query_start_loc (num_seqs + 1)                         query tokens before each sequence, on the host
     """
 
     out: torch.Tensor
@@ -47,7 +48,18 @@ class AttentionTruth:
     baseline_max: torch.Tensor
     baseline_lse: torch.Tensor
     num_visible: torch.Tensor
+    query_start_loc: tuple[int, ...]
     dtype: torch.dtype
+    quantises: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Problem:
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    step: AttentionStep
+    scale: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,19 +82,20 @@ def attention_truth(
         query         [num_tokens, num_q_heads, head_dim]
         key, value    [num_blocks, num_kv_heads, block_size, head_dim]; slots past a sequence's end are never looked at
     """
-    num_tokens, num_q_heads, _ = query.shape
-    rows = {"dtype": torch.float64, "device": query.device}
+    zeros = torch.zeros_like(query, dtype=torch.float64)
     truth = AttentionTruth(
-        out=torch.zeros(query.shape, **rows),
-        lse=torch.full((num_tokens, num_q_heads), -math.inf, **rows),
-        baseline_l2=torch.zeros((num_tokens, num_q_heads), **rows),
-        baseline_max=torch.zeros(query.shape, **rows),
-        baseline_lse=torch.zeros((num_tokens, num_q_heads), **rows),
+        out=zeros,
+        lse=zeros[..., 0] - math.inf,
+        baseline_l2=zeros[..., 0].clone(),
+        baseline_max=zeros.clone(),
+        baseline_lse=zeros[..., 0].clone(),
         num_visible=_num_visible(step).to(query.device),
+        query_start_loc=tuple(step.host_query_start_loc.tolist()),
         dtype=query.dtype,
     )
-    for part in _parts(step, key, num_q_heads):
-        _attend(truth, part, query, key, value, step, scale)
+    problem = _Problem(query=query, key=key, value=value, step=step, scale=scale)
+    for part in _parts(step, key, query.shape[1]):
+        _attend(truth, part, problem)
     return truth
 
 
@@ -121,34 +134,35 @@ def _parts(step: AttentionStep, key: torch.Tensor, num_q_heads: int) -> Iterator
                     )
 
 
-def _attend(
-    truth: AttentionTruth, part: _Part, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: AttentionStep, scale: float
-) -> None:
-    """Fill in one part. Dimensions: s sequences, t tokens, h KV heads, g query heads of one, n keys, d elements."""
-    _, num_kv_heads, block_size, _ = key.shape
-    group = query.shape[1] // num_kv_heads
-    starts = torch.as_tensor(step.host_query_start_loc[part.seqs], dtype=torch.long)
-    rows = (starts[:, None] + torch.arange(part.tokens.start, part.tokens.stop)).to(query.device)
+def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
+    """Fill in one part. Dimensions: s sequences, h KV heads, t tokens, g query heads of one KV head, n keys, d elements."""
+    step, device = problem.step, problem.query.device
+    group = problem.query.shape[1] // problem.key.shape[1]
     q_heads = slice(part.heads.start * group, part.heads.stop * group)
-    q = query[:, q_heads][rows].double().unflatten(2, (-1, group)).permute(0, 2, 1, 3, 4)  # s h t g d
+    starts = torch.as_tensor(step.host_query_start_loc[part.seqs], dtype=torch.long)
+    rows = (starts[:, None] + torch.arange(part.tokens.start, part.tokens.stop)).to(device)
+    num_blocks = -(-part.num_keys // problem.key.shape[2])
+    blocks = torch.as_tensor(step.host_block_tables[part.seqs, :num_blocks], dtype=torch.long).to(device)
 
-    blocks = torch.as_tensor(step.host_block_tables[part.seqs, : -(-part.num_keys // block_size)], dtype=torch.long).to(key.device)
-    k, v = (_gather(pool, blocks, part) for pool in (key, value))  # s h n d
-
-    scores = scale * (q.flatten(2, 3) @ k.mT).unflatten(2, q.shape[2:4])  # s h t g n
+    q = problem.query[:, q_heads][rows].double()
+    q = q.reshape(*rows.shape, -1, group, q.shape[-1]).transpose(1, 2)  # s h t g d
+    k, v = (_gather(pool, blocks, part) for pool in (problem.key, problem.value))  # s h n d
+    scores = _times(q, k.mT).mul_(problem.scale)  # s h t g n
     if part.num_hidden:
-        hidden = torch.ones(len(part.tokens), part.num_keys, dtype=torch.bool, device=key.device)
+        hidden = torch.ones(len(part.tokens), part.num_keys, dtype=torch.bool, device=device)
         scores.masked_fill_(hidden.triu_(part.num_keys - part.num_hidden)[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     p = scores.sub_(lse[..., None]).exp_()
-    reach = abs(scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(-1)[..., None, None]  # no score is larger
-    num_keys = truth.num_visible[rows][:, None, :, None].double()
     out = _times(p, v)
-    l2, largest = _baseline(p, v, out, reach, num_keys, truth.dtype)
-    base_lse = UNIT_F32 * (1 + lse.abs() + reach + num_keys.sqrt() / 2)
 
-    for name, made in {"out": out, "lse": lse, "baseline_l2": l2, "baseline_max": largest, "baseline_lse": base_lse}.items():
-        getattr(truth, name)[:, q_heads][rows] = made.transpose(1, 2).flatten(2, 3)
+    num_keys = truth.num_visible[rows][:, None, :, None].double()
+    reach = abs(problem.scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(-1)[..., None, None]  # no score is larger
+    arithmetic = UNIT_F32 * (1 + reach + num_keys.sqrt())
+    l2, largest = _baseline(p, v, out, arithmetic[..., None], truth.dtype)
+    of_lse = arithmetic + UNIT_F32 * lse.abs()
+    made = {"out": out, "lse": lse, "baseline_l2": l2, "baseline_max": largest, "baseline_lse": of_lse}
+    for name, tensor in made.items():
+        getattr(truth, name)[:, q_heads][rows] = tensor.transpose(1, 2).flatten(2, 3)
 
 
 def _gather(pool: torch.Tensor, blocks: torch.Tensor, part: _Part) -> torch.Tensor:
@@ -156,30 +170,28 @@ def _gather(pool: torch.Tensor, blocks: torch.Tensor, part: _Part) -> torch.Tens
     return pool[:, part.heads][blocks].transpose(1, 2).flatten(2, 3)[:, :, : part.num_keys].double()
 
 
-def _times(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """[s h t g n] times [s h n d]."""
-    return (weights.flatten(2, 3) @ values).unflatten(2, weights.shape[2:4])
+def _times(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """[s h t g a] times [s h a b]."""
+    return (rows.flatten(2, 3) @ matrix).view(*rows.shape[:-1], matrix.shape[-1])
 
 
 def _baseline(
-    p: torch.Tensor, v: torch.Tensor, out: torch.Tensor, reach: torch.Tensor, num_keys: torch.Tensor, dtype: torch.dtype
+    p: torch.Tensor, v: torch.Tensor, out: torch.Tensor, arithmetic: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Expected error of each row (L2) and of each element (without the rounding of out itself).
+    """Expected error of each row (L2) and of each element (without the rounding of out itself). Overwrites `p`.
 
     Rounding n probabilities of like weight averages out; where few carry a row it may fall as badly as it can, which
     `luck` (1 where one token carries all, 1/sqrt(n) where n do) says. `drift` is what does not average at all: alike
     probabilities are rounded alike.
     """
-    unit = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
-    drift = (p.to(dtype).double() - p).sum(-1, keepdim=True).abs()
-    p2 = p.square_() if p.requires_grad is False else p * p
-    v2 = v.square()
-    spread2 = _times(p2, v2)  # s h t g d
-    weight = p2.flatten(2, 3).mul(v2.sum(-1)[:, :, None]).unflatten(2, p.shape[2:4])
-    luck = weight.norm(dim=-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    rounded = unit * (RMS_OF_UNIT + (1 - RMS_OF_UNIT) * luck)
-    float32 = UNIT_F32 * (1 + reach + num_keys.sqrt())[..., None]
-    from_p2 = (rounded**2 + float32**2) * spread2 + (drift**2 + float32**2) * out**2
-    output_unit = torch.finfo(dtype).eps / 2 * RMS_OF_UNIT
-    l2 = (from_p2.sum(-1) + output_unit**2 * out.square().sum(-1)).sqrt()
-    return l2, from_p2.sqrt()
+    info = torch.finfo(dtype)
+    unit = info.eps / 2
+    drift = (p.to(dtype).double() - p).sum(-1, keepdim=True)
+    p2 = p.square_()
+    spread2 = _times(p2, v.square())  # s h t g d
+    weight = p2.mul_(v.square().sum(-1)[:, :, None, None])
+    luck = weight.norm(dim=-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1e-300)
+    rounded = 0.0 if dtype == torch.float32 else unit * (RMS_OF_UNIT + (1 - RMS_OF_UNIT) * luck)
+    before2 = (rounded**2 + arithmetic**2) * spread2 + (drift**2 + arithmetic**2) * out**2
+    last2 = (unit * RMS_OF_UNIT * out.abs().clamp(min=info.smallest_normal)) ** 2
+    return (before2 + last2).sum(-1).sqrt(), before2.sqrt()
