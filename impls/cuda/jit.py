@@ -61,7 +61,7 @@ class Kernel:
         from impls.cuda.launch import Launcher
 
         if self.device is None:
-            raise ValueError(f"{self.entry} was compiled for {self.arch} without a device; compile it with device=... to launch")
+            raise ValueError(f"{self.entry}, {self.arch}: compiled without a device; give jit.compile a device to launch it")
         return Launcher(self, signature, shared_bytes)
 
 
@@ -162,7 +162,7 @@ def parse_resources(log: str, entry: str, arch: str) -> dict[str, Any]:
     registers = re.search(r"Used (\d+) registers", section)
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", section)
     if registers is None or frame is None:
-        raise CompileError(f"{entry}, {arch}: no extern \"C\" kernel of this name, or ptxas told nothing of it\n  {log.strip()}")
+        raise CompileError(f"{entry}, {arch}: no extern \"C\" kernel of this name, or ptxas told nothing of it\n{log.strip()}")
     shared = re.search(r"(\d+) bytes smem", section)
     return {
         "name": entry, "arch": arch, "registers": int(registers[1]), "shared_bytes": int(shared[1]) if shared else 0,
