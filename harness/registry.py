@@ -20,6 +20,7 @@ from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
 from harness.ops.layouts import HND, Layout
 from harness.rooms import load_room
+from harness.rooms import load_room
 
 if TYPE_CHECKING:
     from harness.ops.case import Case

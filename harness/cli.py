@@ -1,0 +1,75 @@
+"""People's door: `pagedbench COMMAND`. Parses, loads the command's page, turns errors into one line and an exit code.
+
+Exit codes: 0 good; 1 something of ours is wrong or slower; 2 wrong usage, or the harness itself failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from harness import __version__
+from harness.names import UsageError, nearest
+
+GOOD, BAD, ERROR = 0, 1, 2
+
+#: command -> (its page, what it is for, an example)
+COMMANDS = {
+    "run": ("harness.commands.run", "check, then bench, then report: the main job", "pagedbench run --suite quick"),
+    "check": ("harness.commands.run", "check only", "pagedbench check --impl 'cuda.*' --suite edges"),
+    "bench": ("harness.commands.run", "check and time, no report", "pagedbench bench --case facts.a --impl cuda.split_kv"),
+    "list": ("harness.commands.list", "implementations, suites and cases", "pagedbench list --suite quick"),
+    "report": ("harness.commands.report", "make report.md and report.html again", "pagedbench report results/runs/STAMP"),
+    "ceiling": ("harness.commands.ceiling", "what this device can read of cases' blocks", "pagedbench ceiling --suite facts"),
+    "tune": ("harness.commands.tune", "sweep declared parameters", "pagedbench tune --impl cuda.split_kv --case facts.e"),
+    "doctor": ("harness.commands.doctor", "what this machine has, and why the rest is missing", "pagedbench doctor"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _dispatch(words)
+    except UsageError as error:
+        print(f"pagedbench: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("pagedbench: interrupted", file=sys.stderr)
+    except BrokenPipeError:
+        # Whoever read our output has gone; there is nobody to tell, and Python must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"pagedbench: {error}", file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
+        print("pagedbench: the harness itself failed; please report the lines above", file=sys.stderr)
+    return ERROR
+
+
+def _dispatch(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pagedbench", description="Check and measure paged-attention implementations, side by side.",
+        epilog="`pagedbench COMMAND --help` shows a command's options and an example.",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"pagedbench {__version__}")
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        raise UsageError(f"no command {name!r}{nearest(name, COMMANDS)}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, (page, purpose, example) in COMMANDS.items():
+        child = commands.add_parser(
+            command, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", epilog=f"example: {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        )  # fmt: skip
+        if command == name:
+            module = importlib.import_module(page)
+            module.add_arguments(child, command)
+            child.set_defaults(main=module.main)
+    arguments = parser.parse_args(words)
+    code: int = arguments.main(arguments)
+    return code

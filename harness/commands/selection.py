@@ -1,0 +1,106 @@
+"""Options that say what to run on: implementations, cases, device. Shared by the commands and the pytest plugin."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from harness.names import UsageError, nearest
+from harness.ops.case import Case
+from harness.registry import Entry, Registry, default_registry
+from harness.rooms import load_room
+
+
+def add_selection(parser: argparse.ArgumentParser, suite: str | None = "quick") -> None:
+    """Add --impl, --impl-file, --case, --suite, --case-file and --shape."""
+    add = parser.add_argument
+    add("--impl", action="append", default=[], metavar="GLOBS", help="implementations, comma-separated globs, e.g. 'cuda.*,torch.gather[NHD]'")
+    add("--impl-file", action="append", default=[], metavar="PATH", help="a Python file with a table IMPLS of your own")
+    add("--case", action="append", default=[], metavar="GLOBS", help="cases, comma-separated globs over every suite's")
+    add("--suite", metavar="NAME", help=f"a suite of cases (default: {suite})" if suite else "a suite of cases")
+    add("--case-file", action="append", default=[], metavar="PATH", help="a JSON or TOML file of your own cases")
+    add("--shape", action="append", default=[], metavar="SHAPE", help="one case, e.g. q=32,kv=8,d=128,bs=16,lens=8192x64")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:INDEX (default: the first GPU, else the CPU)")
+
+
+def registry_of(arguments: argparse.Namespace) -> Registry:
+    """Return the table of implementations with the user's files."""
+    return default_registry(arguments.impl_file)
+
+
+def entries_of(arguments: argparse.Namespace, registry: Registry, roles: Sequence[str] = ("implementation",)) -> list[Entry]:
+    """Return the chosen rows."""
+    return registry.entries(_split(arguments.impl), roles)
+
+
+def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tuple[str, list[Case]]:
+    """Return the name of the selection, as records carry it, and its cases.
+
+    --shape and --case-file name cases of their own; with either, and no --suite, nothing else runs.
+    """
+    parse = _parse()
+    own = [parse.parse_shape(text) for text in arguments.shape]
+    for path in arguments.case_file:
+        own += parse.load_case_file(path)
+    _refuse_twins(own)
+    room = load_room("cases")
+    patterns = _split(arguments.case)
+    if arguments.suite is not None:
+        return arguments.suite, [*parse.select(suite(arguments.suite), patterns), *own]
+    if patterns:
+        pool = [*own, *room.ALL.values()]
+        return "custom", parse.select(pool, patterns)
+    if own:
+        return "custom", own
+    return default_suite, list(suite(default_suite))
+
+
+def suite(name: str) -> Sequence[Case]:
+    """Return a suite's cases; raises UsageError with the nearest names."""
+    suites: dict[str, Sequence[Case]] = load_room("cases").SUITES
+    if name not in suites:
+        raise UsageError(f"no suite {name!r}{nearest(name, suites)}")
+    return suites[name]
+
+
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Return --set NAME=VALUE as a mapping; a value that is a whole number becomes one."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not name or not equals or not value:
+            raise UsageError(f"--set must read NAME=VALUE (got {setting!r})")
+        found[name] = int(value) if value.lstrip("-").isdecimal() else value
+    return found
+
+
+def check_settings(settings: dict[str, Any], entries: Sequence[Entry]) -> None:
+    """Raise UsageError for a parameter that no chosen entry declares."""
+    declared = {name for entry in entries for name in entry.impl.params}
+    for name in settings:
+        if name not in declared:
+            raise UsageError(f"--set {name}: no chosen implementation declares it; declared are: {', '.join(sorted(declared)) or 'none'}")
+
+
+def _refuse_twins(cases: Sequence[Case]) -> None:
+    seen: set[str] = set()
+    for case in cases:
+        if case.name in seen:
+            raise UsageError(f"two cases of your own are named {case.name!r}; rename one")
+        seen.add(case.name)
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+
+
+def _parse() -> Any:
+    load_room("cases")
+    import importlib
+
+    return importlib.import_module("cases.parse")
