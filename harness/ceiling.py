@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.ops.case import Case
 from harness.ops.layouts import Layout
-from harness.ops.operator import Staged
+from harness.ops.contract import Staged
 from harness.registry import Entry, Registry
 from harness.row import Row
 

@@ -18,7 +18,7 @@ class Options:
     patient          run what would take minutes on this device, too
     min_visits       visits a row, at least (other rows between them); the interval over them wants five
     max_visits       visits a row, at most
-    width            stop when the interval is at most this share of the median to either side
+    width            by device kind: stop when the interval is at most this share of the median to either side
     row_s            a row that has taken so long stops at min_visits
     """
 
@@ -29,5 +29,5 @@ class Options:
     patient: bool = False
     min_visits: int = 5
     max_visits: int = 15
-    width: float = 0.01
+    width: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"cuda": 0.01, "cpu": 0.05})
     row_s: float = 4.0

@@ -22,7 +22,7 @@ from harness.nvml import Nvml, NvmlMissing
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.layouts import HND, Layout
-from harness.ops.operator import Inputs, Staged
+from harness.ops.contract import Inputs, Staged
 from harness.options import Options
 from harness.record import Record
 from harness.registry import Entry, Registry
@@ -223,7 +223,7 @@ class _CaseRun:
             return True
         if visits < options.min_visits or summary is None:
             return False
-        return is_converged(summary, options.width) or row.spent_s > options.row_s
+        return is_converged(summary, options.width[self.device.kind]) or row.spent_s > options.row_s
 
     def _finish(self, row: Row, readers: Sequence[Row]) -> None:
         """Everything about a timed row that needs its samples."""
@@ -234,7 +234,7 @@ class _CaseRun:
             row.end("failed", f"every one of {row.discarded} visits was throttled")
         if row.status != "ok" or summary is None:
             return
-        if not is_converged(summary, self.session.options.width):
+        if not is_converged(summary, self.session.options.width[self.device.kind]):
             spread = max(summary.high - summary.median, summary.median - summary.low) / summary.median
             row.flags.append(f"never converged: within {100 * spread:.1f}% after {len(summary.samples)} visits")
         if row.discarded:

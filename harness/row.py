@@ -16,7 +16,7 @@ from harness.interval import summarise
 from harness.nvml import Nvml, Reading
 from harness.ops import operator
 from harness.ops.case import Case
-from harness.ops.operator import Staged
+from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
 
@@ -93,7 +93,7 @@ class Row:
             self.prepared.launch(*staged.arguments(0))
             self.device.synchronize()
             judged = staged.judge_reader(0, self.prepared) if is_reader else staged.judge(0, self.entry.impl.quantises)
-            self.fields.setdefault("check", {})[family] = judged.summary()
+            self.fields.setdefault("check", {})[family] = judged.to_json()
             if not judged.passed:
                 self.end("wrong", f"{family} inputs: {judged.reason}")
 
@@ -203,16 +203,18 @@ class Row:
         self.attempt(work, "power")
 
     def check_timed(self, staged: Staged) -> None:
-        """Soil every output, take one more visit, and judge the first and the last set of what was timed."""
+        """Soil every output, launch once more as was timed, and judge the first and the last set."""
 
         def work() -> None:
             assert self.timer is not None
             for layer in range(staged.num_layers):
                 staged.soil(layer)
-            self.timer.visit()
-            for layer in sorted({0, staged.num_layers - 1}):
+            judged_layers = sorted({0, staged.num_layers - 1})
+            self.timer.relaunch(judged_layers)
+            self.device.synchronize()
+            for layer in judged_layers:
                 judged = staged.judge(layer, self.entry.impl.quantises)
-                self.fields.setdefault("check", {})["timed"] = judged.summary()
+                self.fields.setdefault("check", {})["timed"] = judged.to_json()
                 if not judged.passed:
                     self.end("wrong", f"timed launches, set {layer}: {judged.reason}")
                     return

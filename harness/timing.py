@@ -33,6 +33,9 @@ class Timer(Protocol):
     def visit(self, during: Callable[[], None] | None = None) -> float:
         """Return the median seconds a launch over one visit; `during` is called while the device works."""
 
+    def relaunch(self, sets: Sequence[int]) -> None:
+        """Launch again, in the way that is timed, at least on these sets of inputs."""
+
     def slope(self) -> float | None:
         """Seconds a launch by another way that shares no fixed cost with `visit`, or None where there is none."""
 
@@ -80,6 +83,9 @@ class StreamTimer:
     def visit(self, during: Callable[[], None] | None = None) -> float:
         return _between_events(self._replay, during) / self._per_replay
 
+    def relaunch(self, sets: Sequence[int]) -> None:
+        self._replay()
+
     def slope(self) -> float | None:
         return None
 
@@ -101,6 +107,9 @@ class GraphTimer:
 
     def visit(self, during: Callable[[], None] | None = None) -> float:
         return _between_events(self._graph.replay, during) / self._per_replay
+
+    def relaunch(self, sets: Sequence[int]) -> None:
+        self._graph.replay()
 
     def slope(self) -> float | None:
         twice = _capture(self._launches, 2 * self._per_replay)
@@ -169,6 +178,7 @@ class WallTimer:
     how = "wall clock"
 
     def __init__(self, launches: Sequence[Launch]) -> None:
+        self._sets = launches
         self._launches = itertools.cycle(launches)
         next(self._launches)()
 
@@ -181,6 +191,10 @@ class WallTimer:
             launch()
             samples.append(time.perf_counter() - begin)
         return statistics.median(samples)
+
+    def relaunch(self, sets: Sequence[int]) -> None:
+        for index in sets:
+            self._sets[index]()
 
     def slope(self) -> float | None:
         return None

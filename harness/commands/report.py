@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Write the report; lines that are no records are named and skipped."""
-    from harness.report import summary_line, terminal_table, write_report
+    from harness.report import terminal_table, write_report
 
     run = arguments.run or latest_run(RUNS)
     records, problems = load(run)
@@ -30,7 +30,6 @@ def main(arguments: argparse.Namespace) -> int:
     folder = arguments.out or (run if run.is_dir() else run.parent)
     folder.mkdir(parents=True, exist_ok=True)
     print(terminal_table(records))
-    print(f"\n{summary_line(records)}")
     for path in write_report(records, folder):
         print(f"report:  {path}")
     return 0

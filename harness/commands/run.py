@@ -72,14 +72,13 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _tell(records: Sequence[Record], folder: Path, arguments: argparse.Namespace) -> int:
-    from harness.report import summary_line, terminal_table, write_report
+    from harness.report import terminal_table, write_report
 
     if arguments.json:
         for record in records:
             print(record.to_line())
     else:
         print(terminal_table(records))
-        print(f"\n{summary_line(records)}")
         print(f"records: {folder}")
     if arguments.command == "run":
         for path in write_report(records, folder):

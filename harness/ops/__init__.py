@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.ops.operator import Operator
+    from harness.ops.contract import Operator
 
 _OPERATORS = {
     "attention": "harness.ops.attention_tensors:AttentionOperator",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from harness import hazards as hz
-from harness.check import Verdict, judge_attention, judge_checksum
+from harness.check import Verdict, fill_unwritten, judge_attention
 from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
 from harness.ops.dtypes import torch_dtype
@@ -165,10 +165,8 @@ class AttentionInputs:
     def stage(self, layout: Layout) -> StagedAttention:
         """Convert every layer to `layout` (HND is not copied) and make poisoned outputs."""
         caches = [self._arrange(layer, layout) for layer in self.layers]
-        outs = [torch.full_like(layer.query, NAN) for layer in self.layers]
-        lses = [
-            torch.full(layer.query.shape[:2], NAN, dtype=torch.float32, device=layer.query.device) for layer in self.layers
-        ]
+        outs = [torch.empty_like(layer.query) for layer in self.layers]
+        lses = [layer.query.new_empty(layer.query.shape[:2], dtype=torch.float32) for layer in self.layers]
         return StagedAttention(inputs=self, layout=layout, caches=caches, outs=outs, lses=lses)
 
     def _arrange(self, layer: _Layer, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -221,8 +219,8 @@ class StagedAttention:
         return (self.inputs.layers[layer].query, *self.caches[layer], self.outs[layer], self.lses[layer])
 
     def soil(self, layer: int) -> None:
-        self.outs[layer].fill_(NAN)
-        self.lses[layer].fill_(NAN)
+        fill_unwritten(self.outs[layer])
+        fill_unwritten(self.lses[layer])
 
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         truth = self.inputs.truth(layer)
@@ -230,4 +228,6 @@ class StagedAttention:
 
     def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
         got = int(getattr(prepared, "checksum").sum(dtype=torch.int64)) % 2**32
-        return judge_checksum(got, self.inputs.checksum(layer))
+        want = self.inputs.checksum(layer)
+        reason = None if got == want else f"the checksum of what was read is {got:#010x}, of what is there {want:#010x}"
+        return Verdict(passed=got == want, num_rows=1, num_failed=int(got != want), reason=reason, got=got, want=want)
