@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,7 +11,6 @@ class Options:
     """One run's settings, read once at the door.
 
     suite            the name that records carry
-    params           --set: overrides of declared parameters, for every entry that declares them
     bench            time what was right
     power            hold a window of at least 1 s a row for power and energy
     patient          run what would take minutes on this device, too
@@ -23,7 +21,6 @@ class Options:
     """
 
     suite: str = "custom"
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     bench: bool = True
     power: bool = True
     patient: bool = False

@@ -9,12 +9,12 @@ import datetime
 import gc
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from harness.ceiling import best_readers
+from harness.ceiling import fastest
 from harness.device import Device, find_device, toolchain
 from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards
 from harness.interval import is_converged
@@ -27,6 +27,7 @@ from harness.options import Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.row import Row
+from harness.selftest import doubts, selftest
 
 #: Rotated inputs hold at least so many times the last-level cache: at 4 times a warm remainder still shows (FACTS).
 CACHES = {"cuda": 16, "cpu": 2}
@@ -43,29 +44,29 @@ class Session:
         self.options, self.registry, self.run = options, registry, run
         self.device: Device = find_device(device)
         self.nvml, self.nvml_missing = _find_nvml(self.device)
+        self.selftest = selftest(self.device, self.nvml) if options.bench else {}
+        self.doubt = doubts(self.selftest)
 
     def measure(
         self, cases: Sequence[Case], entries: Sequence[Entry], progress: Callable[[str], None] = lambda _: None
     ) -> Iterator[Record]:
         """Check and, if the options say so, time every entry of a case's operator on it; a record each."""
         for case in cases:
-            rows = [self._row(case, entry) for entry in entries if entry.impl.op == case.op]
+            rows = [Row(case, entry, self.device, self.nvml) for entry in entries if entry.impl.op == case.op]
             yield from _CaseRun(self, case, rows, progress).records()
             gc.collect()
             if self.device.kind == "cuda":
                 torch.cuda.empty_cache()
 
-    def _row(self, case: Case, entry: Entry) -> Row:
-        declared = {name: value for name, value in self.options.params.items() if name in entry.impl.params}
-        return Row(case, entry, entry.impl.resolve_params(declared), self.device, self.nvml)
-
     def record(self, row: Row) -> Record:
         """Turn a settled row into its record."""
         summary = row.summary() if row.status == "ok" else None
+        if summary is not None and self.doubt is not None:
+            row.flags.append(self.doubt)
         return Record(
             run=self.run, suite=self.options.suite, started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             op=row.case.op, case=row.case.name, case_digest=row.case.digest, shape=row.case.to_json(),
-            impl=row.entry.impl.name, layout=row.entry.layout.name, role=row.entry.impl.role, params=dict(row.params),
+            impl=row.entry.impl.name, layout=row.entry.layout.name, role=row.entry.impl.role, params=row.params,
             status=row.status, reason=row.reason, flags=tuple(row.flags), device=self.device.slug,
             device_kind=self.device.kind, toolchain=toolchain(), launch_s=summary,
             traffic_bytes=getattr(row.case, "traffic_bytes"), flops=getattr(row.case, "flops"),
@@ -199,7 +200,7 @@ class _CaseRun:
         """Visit rows in shuffled order, again and again, until each has converged or had its share."""
         options, layers = self.session.options, self._num_layers()
         self.progress(f"inputs {self.case}")
-        readers = best_readers(self.session.registry, self.case, self._reader_row, lambda layout: self._stage(TIMED, layout, layers))
+        readers = self._readers(layers) if any(row.entry.impl.role != "reader" for row in rows) else []
         timed = [row for row in rows if row.make_timer(self._stage(TIMED, row.entry.layout, layers))]
         order = random.Random(self.case.digest)
         waiting = [*timed, *readers]
@@ -214,8 +215,11 @@ class _CaseRun:
         for row in [*rows, *readers]:
             row.release()
 
-    def _reader_row(self, entry: Entry, params: dict[str, Any]) -> Row:
-        return Row(self.case, entry, params, self.device, self.session.nvml)
+    def _readers(self, layers: int) -> list[Row]:
+        """The fastest readers of this case's blocks, to be visited beside what they are the ceiling of."""
+        entries = self.session.registry.entries(roles=("reader",))
+        rows = [Row(self.case, variant, self.device, self.session.nvml) for entry in entries for variant in entry.variants()]
+        return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
 
     def _is_done(self, row: Row, visits: int) -> bool:
         options, summary = self.session.options, row.summary()
@@ -260,14 +264,3 @@ class _CaseRun:
 def _settings(row: Row) -> str:
     return " ".join(f"{name}={value}" for name, value in row.params.items())
 
-
-def run_all(
-    session: Session, cases: Iterable[Case], entries: Sequence[Entry], keep: Callable[[Record], None],
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Record]:
-    """Measure all, keeping each record as it comes."""
-    records = []
-    for record in session.measure(list(cases), entries, progress):
-        keep(record)
-        records.append(record)
-    return records

@@ -11,6 +11,7 @@ import fnmatch
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -178,13 +179,19 @@ def load(reference: str) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row of the matrix: an implementation in one of its layouts."""
+    """One row of the matrix: an implementation in one of its layouts, its parameters at their defaults or as given."""
 
     impl: Impl
     layout: Layout
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.impl.name}[{self.layout.name}]"
+
+    def variants(self) -> list[Entry]:
+        """This entry with every combination of its declared parameters, the defaults first."""
+        combinations = itertools.product(*self.impl.params.values())
+        return [dataclasses.replace(self, params=dict(zip(self.impl.params, values, strict=True))) for values in combinations]
 
 
 class Registry:

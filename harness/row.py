@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ class Row:
 
     case: Case
     entry: Entry
-    params: Mapping[str, Any]
     device: Device
     nvml: Nvml | None
     status: str = "ok"
@@ -45,6 +43,11 @@ class Row:
     readings: list[Reading] = dataclasses.field(default_factory=list)
     discarded: int = 0
     spent_s: float = 0.0
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Every declared parameter and its value."""
+        return self.entry.impl.resolve_params(self.entry.params)
 
     def attempt(self, work: Any, doing: str) -> bool:
         """Run `work`, a function of no arguments, and turn what it raises into this row's status; True if it ran."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.commands.selection import (
-    add_device, add_selection, cases_of, check_settings, entries_of, parse_settings, registry_of,
+    add_device, add_selection, apply_settings, cases_of, entries_of, parse_settings, registry_of,
 )  # fmt: skip
 from harness.names import UsageError
+from harness.ops.case import Case
 from harness.record import Record
+from harness.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from harness.pipeline import Session
 
 RUNS = Path("results/runs")
 
@@ -30,18 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add("--strict-peers", action="store_true", help="a peer that is wrong or fails counts for the exit code, too")
     if command != "check":
         add("--no-power", action="store_true", help="skip the window of a second a row for power and energy")
-    parser.set_defaults(command=command)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Check and, unless the command is check, time what was chosen; returns the exit code."""
     registry = registry_of(arguments)
-    entries = entries_of(arguments, registry)
+    entries = apply_settings(parse_settings(arguments.set), entries_of(arguments, registry))
     suite, cases = cases_of(arguments)
-    settings = parse_settings(arguments.set)
-    check_settings(settings, entries)
-    entries = [entry for entry in entries if any(case.op == entry.impl.op for case in cases)]
-    if not entries:
+    return execute(arguments, registry, suite, cases, entries, _print_tables)
+
+
+def execute(
+    arguments: argparse.Namespace, registry: Registry, suite: str, cases: Sequence[Case], entries: Sequence[Entry],
+    show: Callable[[Sequence[Record]], None],
+) -> int:
+    """Measure `entries` on `cases` into a new run's folder, show the records, and return the exit code."""
+    if not any(case.op == entry.impl.op for case in cases for entry in entries):
         raise UsageError("none of the chosen implementations has the operator of a chosen case")
     # torch takes a second to import: only now, when nothing can be wrong with the command any more.
     from harness.options import Options
@@ -49,13 +59,14 @@ def main(arguments: argparse.Namespace) -> int:
     from harness.store import Appender, new_run
 
     options = Options(
-        suite=suite, params=settings, bench=arguments.command != "check", patient=arguments.patient,
+        suite=suite, bench=arguments.command != "check", patient=arguments.patient,
         power=not getattr(arguments, "no_power", True),
     )  # fmt: skip
+    session = Session(options, registry, arguments.device)
     folder = new_run(arguments.out)
-    session = Session(options, registry, arguments.device, run=folder.name)
+    session.run = folder.name
     store = Appender(folder)
-    _write_run(folder, session, arguments)
+    _write_run(folder, session, arguments.command)
     records: list[Record] = []
     total = sum(1 for case in cases for entry in entries if entry.impl.op == case.op)
     with Progress(total, quiet=arguments.json) as progress:
@@ -65,25 +76,33 @@ def main(arguments: argparse.Namespace) -> int:
                 records.append(record)
                 progress.step()
         except KeyboardInterrupt:
-            print(f"pagedbench: interrupted; {store.count} records are kept in {store.path}", file=sys.stderr)
-            return 2
-    store.close()
-    return _tell(records, folder, arguments)
+            raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+    _tell(records, folder, arguments, show)
+    return exit_code(records, arguments.strict_peers)
 
 
-def _tell(records: Sequence[Record], folder: Path, arguments: argparse.Namespace) -> int:
-    from harness.report import terminal_table, write_report
+def _tell(
+    records: Sequence[Record], folder: Path, arguments: argparse.Namespace, show: Callable[[Sequence[Record]], None]
+) -> None:
+    from harness.report import write_report
 
+    # With --json, standard output is for records alone.
+    stream = sys.stderr if arguments.json else sys.stdout
     if arguments.json:
         for record in records:
             print(record.to_line())
     else:
-        print(terminal_table(records))
-        print(f"records: {folder}")
+        show(records)
+    print(f"records: {folder / 'records.jsonl'}", file=stream)
     if arguments.command == "run":
         for path in write_report(records, folder):
-            print(f"report:  {path}", file=sys.stderr if arguments.json else sys.stdout)
-    return exit_code(records, arguments.strict_peers)
+            print(f"report:  {path}", file=stream)
+
+
+def _print_tables(records: Sequence[Record]) -> None:
+    from harness.report import terminal_table
+
+    print(terminal_table(records))
 
 
 def exit_code(records: Sequence[Record], strict_peers: bool = False) -> int:
@@ -92,17 +111,16 @@ def exit_code(records: Sequence[Record], strict_peers: bool = False) -> int:
     return int(any(strict_peers or not record.impl.startswith("peer.") for record in bad))
 
 
-def _write_run(folder: Path, session: Any, arguments: argparse.Namespace) -> None:
+def _write_run(folder: Path, session: Session, command: str) -> None:
     """run.json: what a record does not repeat."""
-    from dataclasses import asdict
-
     from harness.device import toolchain
     from harness.store import write_json
 
     write_json(folder / "run.json", {
-        "run": folder.name, "command": arguments.command, "arguments": sys.argv[1:],
+        "run": folder.name, "command": command, "arguments": sys.argv[1:],
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": asdict(session.device), "toolchain": toolchain(), "nvml_missing": session.nvml_missing,
+        "device": dataclasses.asdict(session.device), "toolchain": toolchain(), "nvml_missing": session.nvml_missing,
+        "selftest": session.selftest,
     })  # fmt: skip
 
 

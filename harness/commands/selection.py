@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.names import UsageError, nearest
@@ -79,12 +80,17 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def check_settings(settings: dict[str, Any], entries: Sequence[Entry]) -> None:
-    """Raise UsageError for a parameter that no chosen entry declares."""
+def apply_settings(settings: Mapping[str, Any], entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with the parameters that each declares; raises UsageError for one that no entry declares."""
     declared = {name for entry in entries for name in entry.impl.params}
     for name in settings:
         if name not in declared:
-            raise UsageError(f"--set {name}: no chosen implementation declares it; declared are: {', '.join(sorted(declared)) or 'none'}")
+            known = ", ".join(sorted(declared)) or "none"
+            raise UsageError(f"--set {name}: no chosen implementation declares it; declared are: {known}")
+    return [
+        dataclasses.replace(entry, params={name: settings[name] for name in entry.impl.params if name in settings})
+        for entry in entries
+    ]
 
 
 def _refuse_twins(cases: Sequence[Case]) -> None:
