@@ -1,0 +1,120 @@
+"""Tokens that went through the forward pass: their ids are written down, and blocks that they fill become findable."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.books import Books
+from runtime.errors import InvalidLength, TokenMismatch
+from runtime.prefix import ROOT
+
+Rows = NDArray[np.int64]
+
+
+def commit_one_each(books: Books, count: int, tokens: NDArray[np.int32]) -> bool:
+    """Commit one token for each of the first `count` rows, where that is all they await; else do nothing and say so."""
+    table, index = books.table, books.index
+    committed, length = table.committed[:count], table.length[:count]
+    if np.count_nonzero(length - committed == 1) != count:
+        return False
+    full = np.flatnonzero(table.room[:count] == 0)
+    full = full[length[full] % books.block_size == 0]
+    last = table.num_blocks[full] - 1
+    blocks = table.blocks[full, last]
+    if np.count_nonzero(index.holds(blocks)):
+        return False
+    index.flat_tokens[table.next_slot[:count] - 1] = tokens
+    np.add(committed, 1, out=committed)
+    if full.size:
+        _index_heads(books, full, last, blocks)
+    return True
+
+
+def commit_runs(books: Books, count: int, counts: Rows, tokens: NDArray[np.int32]) -> None:
+    """Commit counts[i] tokens for each of the first `count` rows."""
+    table, index, block_size = books.table, books.index, books.block_size
+    begins = table.committed[:count].copy()
+    _check_awaited(books, counts, table.length[:count] - begins)
+    ends = np.cumsum(counts)
+    rows = np.repeat(np.arange(count), counts)
+    positions = np.arange(tokens.size) + np.repeat(begins - (ends - counts), counts)
+    blocks = table.blocks[rows, positions // block_size]
+    slots = blocks.astype(np.int64) * block_size + positions % block_size
+    changed = index.holds(blocks) & (index.flat_tokens[slots] != tokens)
+    if np.count_nonzero(changed):
+        _refuse_other_tokens(books, int(np.argmax(changed)), rows, positions, slots, tokens)
+    index.flat_tokens[slots] = tokens
+    table.committed[:count] += counts
+    first, last = begins // block_size, table.committed[:count] // block_size
+    full = np.flatnonzero(last > first)
+    if full.size:
+        _index_runs(books, full, first[full], last[full])
+
+
+def index_run(books: Books, row: int, first: int, last: int) -> None:
+    """Make logical blocks [first, last) of `row` findable."""
+    if last > first:
+        _index_runs(books, np.array([row]), np.array([first]), np.array([last]))
+
+
+def _index_runs(books: Books, rows: Rows, first: Rows, last: Rows) -> None:
+    """Make logical blocks [first[i], last[i]) of each of `rows` findable."""
+    table = books.table
+    ours = _index_heads(books, rows, first, table.blocks[rows, first])
+    for i in np.flatnonzero(last - first > 1).tolist():
+        row, begin, end = int(rows[i]), int(first[i]), int(last[i])
+        chain = table.blocks[row, begin:end]
+        if ours[i] and not books.index.holds(chain[1:]).any():
+            books.index.extend(chain)
+            continue
+        for logical in range(begin + 1, end):
+            _index_block(books, row, logical)
+
+
+def _index_heads(books: Books, rows: Rows, logical: Rows, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Make one block of each of `rows` findable; says which were new to the index."""
+    new = np.zeros(rows.size, np.bool_)
+    inner = np.flatnonzero(logical)
+    if inner.size == rows.size:
+        new = books.index.insert_fresh(blocks, books.table.blocks[rows, logical - 1])
+    elif inner.size:
+        new[inner] = books.index.insert_fresh(blocks[inner], books.table.blocks[rows[inner], logical[inner] - 1])
+    if np.count_nonzero(new) != rows.size:
+        for i in np.flatnonzero(~new).tolist():
+            new[i] = _index_block(books, int(rows[i]), int(logical[i]))
+    return new
+
+
+def _index_block(books: Books, row: int, logical: int) -> bool:
+    """Make one block findable. Where its twin is already, the row takes the twin and frees its own."""
+    table, index, pool = books.table, books.index, books.pool
+    own = int(table.blocks[row, logical])
+    if index.holds(np.array([own]))[0]:
+        return False
+    parent = int(table.blocks[row, logical - 1]) if logical else ROOT
+    salt = books.salts.get(table.order[row]) if books.salts else None  # type: ignore[arg-type]
+    twin = index.insert(own, parent, salt)
+    if twin == own:
+        return True
+    pool.hold(np.array([twin], np.int32))
+    table.blocks[row, logical] = twin
+    books.drop(np.array([own], np.int32))
+    return False
+
+
+def _check_awaited(books: Books, counts: Rows, awaited: Rows) -> None:
+    """Refuse tokens that were not appended."""
+    if np.count_nonzero(counts > awaited):
+        row = int(np.argmax(counts > awaited))
+        raise InvalidLength(
+            f"commit_tokens: sequence {books.table.order[row]} awaits {awaited[row]} tokens, got {counts[row]}: "
+            "append_tokens comes first, and a token is committed once"
+        )
+
+
+def _refuse_other_tokens(books: Books, at: int, rows: Rows, positions: Rows, slots: Rows, tokens: NDArray[np.int32]) -> None:
+    held = books.index.flat_tokens[slots[at]]
+    raise TokenMismatch(
+        f"commit_tokens: position {positions[at]} of sequence {books.table.order[rows[at]]} lies in block "
+        f"{slots[at] // books.block_size}, which holds keys and values of token {held}, got token {tokens[at]}: "
+        "commit the tokens of the prompt that the sequence was created with"
+    )

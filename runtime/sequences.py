@@ -1,0 +1,167 @@
+"""The table of sequences: one row each, and the rows stand in the order in which they are asked for.
+
+A batch keeps its order from step to step, so the table is kept in that order: `arrange(ids)` moves rows until row i is
+ids[i]'s, and usually has nothing to move. Then what a kernel reads (block tables, lengths) *is* the first rows of the
+books, and a step copies nothing, however long the context.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.errors import InvalidLength, UnknownSequence
+
+FEW = 32  # moved rows below which one by one is faster than all at once
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """What is known of a sequence, at the moment it was asked for."""
+
+    sequence_id: int
+    sequence_length: int = 0  # tokens with a slot
+    block_table: list[int] = field(default_factory=list)  # physical block of each logical block
+
+
+class SequenceTable:
+    """Rows of per-sequence numbers. Row r < n is the r-th of the batch last arranged; other rows are others', or empty.
+
+    Arrays
+        blocks     [rows, width]  int32 physical block ids; 0 behind num_blocks[r]
+        length     [rows]         int32 tokens with a slot
+        num_blocks [rows]         int64 used entries of blocks[r]
+        committed  [rows]         int64 tokens whose keys, values and ids are settled
+        room       [rows]         int64 tokens that can be appended from next_slot on without looking at anything else
+        next_slot  [rows]         int64 slot of the next token where room > 0; the last token's slot + 1
+        found      [rows]         int64 tokens found in the pool when the sequence was created or resumed
+        present    [rows]         int64 tokens whose keys and values are in the blocks already: more than `length` only after
+                                  a full hit, whose last token is computed again and written nowhere
+    """
+
+    def __init__(self) -> None:
+        self.order: list[int | None] = []  # whose row it is
+        self.row_of: dict[int, int] = {}
+        self._holes: list[int] = []  # heap of empty rows; may name a row twice, or one that is taken
+        self.generation = 0  # changes when the arrays do
+        self._allocate(rows=16, width=16)
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    def add(self, sequence_id: int) -> int:
+        """A zeroed row for a new sequence."""
+        if len(self.row_of) == len(self.order):
+            self._grow(rows=2 * len(self.order), width=self.width)
+        row = heapq.heappop(self._holes)
+        while self.order[row] is not None:
+            row = heapq.heappop(self._holes)
+        self.order[row] = sequence_id
+        self.row_of[sequence_id] = row
+        return row
+
+    def remove(self, sequence_id: int) -> None:
+        """Empty a row."""
+        row = self.row_of.pop(sequence_id)
+        self.order[row] = None
+        heapq.heappush(self._holes, row)
+        self.blocks[row, : self.num_blocks[row]] = 0
+        self.length[row] = 0
+        self.numbers[:, row] = 0
+
+    def reserve_width(self, num_blocks: int) -> None:
+        """Make room for tables of `num_blocks` entries."""
+        if num_blocks > self.width:
+            self._grow(rows=len(self.order), width=max(num_blocks, 2 * self.width))
+
+    def table(self, row: int) -> NDArray[np.int32]:
+        """The used part of a row's block table: a view."""
+        return self.blocks[row, : self.num_blocks[row]]
+
+    def in_order(self, ids: list[int]) -> bool:
+        """Whether the first rows are those of `ids` already."""
+        return self.order[: len(ids)] == ids
+
+    def arrange(self, ids: list[int]) -> int:
+        """Make row i the row of ids[i]; returns how many. The ids are known and all different."""
+        count = len(ids)
+        if self.order[:count] == ids:
+            return count
+        rows = np.fromiter(map(self.row_of.__getitem__, ids), np.int64, count)
+        moved = np.flatnonzero(rows != np.arange(count))
+        staying = np.zeros(len(self.order), np.bool_)
+        staying[rows] = True
+        if np.count_nonzero(staying) != count:
+            raise InvalidLength(f"BlockManager: an id stands twice in a batch of {count}; give each sequence once")
+        displaced = np.flatnonzero(~staying[:count])
+        vacated = rows[rows >= count]
+        self._move(np.concatenate((moved, vacated)), np.concatenate((rows[moved], displaced)))
+        return count
+
+    def _move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
+        """Permute rows: `to` and `source` name the same rows in two orders."""
+        tenants = [self.order[row] for row in source.tolist()]
+        for row, tenant in zip(to.tolist(), tenants, strict=True):
+            self.order[row] = tenant
+            if tenant is None:
+                heapq.heappush(self._holes, row)
+            else:
+                self.row_of[tenant] = row
+        width = int(self.num_blocks[source].max())
+        self.blocks[to, :width] = self.blocks[source, :width]
+        self.length[to] = self.length[source]
+        self.numbers[:, to] = self.numbers[:, source]
+
+    def _allocate(self, rows: int, width: int) -> None:
+        self.width = width
+        self.blocks = np.zeros((rows, width), np.int32)
+        self.length = np.zeros(rows, np.int32)
+        self.numbers = np.zeros((6, rows), np.int64)
+        self.num_blocks, self.committed, self.room, self.next_slot, self.found, self.present = self.numbers
+        for row in range(len(self.order), rows):
+            heapq.heappush(self._holes, row)
+        self.order += [None] * (rows - len(self.order))
+        self.generation += 1
+
+    def _grow(self, rows: int, width: int) -> None:
+        blocks, length, numbers = self.blocks, self.length, self.numbers
+        self._allocate(rows, width)
+        used = int(numbers[0].max(initial=0))
+        self.blocks[: length.size, :used] = blocks[:, :used]
+        self.length[: length.size] = length
+        self.numbers[:, : length.size] = numbers
+
+
+class Sequences(Mapping[int, SequenceState]):
+    """The resident sequences by id, each read when asked for."""
+
+    def __init__(self, table: SequenceTable) -> None:
+        self._table = table
+
+    def __getitem__(self, sequence_id: int) -> SequenceState:
+        row = self._table.row_of[sequence_id]
+        return SequenceState(sequence_id, int(self._table.length[row]), self._table.table(row).tolist())
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._table.row_of)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+def as_ids(ids: Iterable[int]) -> list[int]:
+    """`ids` as a list of Python integers; a list is taken as it is."""
+    if type(ids) is list:
+        return ids
+    if hasattr(ids, "tolist"):  # an array or a tensor
+        return list(ids.tolist())
+    return list(ids)
+
+
+def unknown(who: str, sequence_id: object, preempted: Mapping[int, object]) -> UnknownSequence:
+    """The error for an id that has no row."""
+    if sequence_id in preempted:
+        return UnknownSequence(f"{who}: sequence {sequence_id} is preempted: resume it first")
+    return UnknownSequence(f"{who}: sequence {sequence_id} is unknown: it was never created, or is released already")
