@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
-from harness.registry import Impl
+from harness.registry import Impl, Limits
 
 #: of cache_write and block_copy: every layout in which a cache can be held
 WRITABLE = (*PAGED, HND_SWIZZLED)
 
 IMPLS: tuple[Impl, ...] = (
+    # attention, CUDA C++
+    Impl(
+        name="cuda.per_token", op="attention", prepare="impls.cuda.per_token:prepare", layouts=PAGED, devices=("cuda",),
+        limits=Limits(max_head_dim=512), available="impls.cuda.jit:why_missing",
+        note="one warp a query head, tokens in order",
+    ),
     # cache_write
     Impl(
         name="numpy.cache_write", op="cache_write", prepare="impls.numpy_cache_write:prepare",

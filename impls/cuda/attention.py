@@ -1,0 +1,147 @@
+"""What every attention kernel of this folder takes: its macros, its parameters, and the checks before a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.ops.dtypes import torch_dtype
+from harness.ops.layouts import HND, KV_NHD, NHD, X_PACKED
+from impls.cuda import jit
+from impls.cuda.launch import device_index, raw_stream
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.ops.attention import AttentionSpec, AttentionStep
+    from impls.cuda.builds import Build
+    from impls.cuda.launch import Launcher
+
+SCALARS = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
+LAYOUTS = {HND: "HND", NHD: "NHD", KV_NHD: "NHD", X_PACKED: "X_PACKED"}  # a block's strides tell KV_NHD from NHD
+
+#: out, lse, query, key_cache, value_cache, block_tables, query_start_loc, seq_lens | num_seqs, num_q_heads, num_kv_heads |
+#: strides of tables, query and out tokens, key and value blocks | scale
+SIGNATURE = "PPPPPPPP iii qqqqq f"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a kernel is specialised for; the defaults are those of Llama 3 8B."""
+
+    head_dim: int = 128
+    block_size: int = 16
+    group: int = 4
+    dtype: str = "bf16"
+    layout: str = "HND"
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Shape:
+        """The shape of `spec`."""
+        return cls(
+            head_dim=spec.head_dim, block_size=spec.block_size, group=spec.group, dtype=spec.dtype, layout=LAYOUTS[spec.layout]
+        )
+
+    def macros(self) -> dict[str, str | int]:
+        """The macros of paged.cuh."""
+        return {
+            "PA_SCALAR": SCALARS[self.dtype], "PA_LAYOUT": self.layout, "PA_HEAD_DIM": self.head_dim,
+            "PA_BLOCK_SIZE": self.block_size, "PA_GROUP": self.group,
+        }
+
+
+#: shapes whose builds stand for all
+DEFAULT_SHAPES = (
+    Shape(),
+    Shape(layout="NHD", head_dim=64, group=8),
+    Shape(head_dim=80, dtype="f16", block_size=8, group=7),
+    Shape(head_dim=96, block_size=32, group=1),
+    Shape(layout="NHD", head_dim=112, dtype="f16", group=5),
+    Shape(head_dim=256, group=2, block_size=64),
+    Shape(head_dim=256, group=16, block_size=1),
+    Shape(dtype="f32", head_dim=256, group=8),
+)
+
+
+class Attention:
+    """A prepared attention kernel: takes a step's tables, and launches on tensors that fit them.
+
+    A subclass sets `kernels` and `workspace_bytes`, and in `_enqueue` launches with the values of `SIGNATURE`.
+    """
+
+    workspace_bytes: int = 0
+    kernels: Sequence[Any] = ()
+    alignment = 16  # bytes, of every pointer and stride that the kernel reads by vectors
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
+        self._device_index = device_index(spec.device)
+        self.ledger = {"casts": "none", "conversions": "none"}
+        self._step: AttentionStep | None = None
+        self._form: tuple[Any, ...] = ()
+
+    def plan(self, step: AttentionStep) -> None:
+        """Keep where the step's tables are. Reads host copies only; raises ValueError for a step beyond the capacities."""
+        spec = self._spec
+        longest = int(step.host_seq_lens.max(initial=0))
+        for name, got, most in (
+            ("num_seqs", step.num_seqs, spec.max_num_seqs), ("num_tokens", step.num_tokens, spec.max_num_tokens),
+            ("seq_len", longest, min(spec.max_seq_len, step.block_tables.shape[1] * spec.block_size)),
+        ):
+            if got > most:
+                raise ValueError(f"{name} must be at most {most}, what was prepared and what the table holds (got {got})")
+        self._step = step  # keeps the tensors alive whose addresses follow
+        self._num_tokens = step.num_tokens
+        self._tables = tuple(t.data_ptr() for t in (step.block_tables, step.query_start_loc, step.seq_lens))
+        self._sizes = (step.num_seqs, spec.num_q_heads, spec.num_kv_heads, step.block_tables.stride(0))
+
+    def launch(
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        """Attend on the current stream; tokens of query and out, and blocks of the caches, may be strided."""
+        if self._step is None:
+            raise ValueError("launch needs a planned step; call plan first")
+        if self._num_tokens == 0:
+            return
+        form = (
+            self._num_tokens, query.shape, query.stride(), out.shape, out.stride(), lse.shape,
+            key_cache.stride(), value_cache.stride(),
+        )
+        if form != self._form:  # checked once for all launches on tensors of one form
+            self._check(query, key_cache, value_cache, out, lse)
+            self._form = form
+            self._tail = (query.stride(0), out.stride(0), key_cache.stride(0), value_cache.stride(0), self._spec.scale)
+        tensors = (out.data_ptr(), lse.data_ptr(), query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr())
+        if (tensors[2] | tensors[3] | tensors[4]) % self.alignment:
+            raise ValueError(f"query and caches must begin at a multiple of {self.alignment} bytes (got {tensors[2:]})")
+        self._enqueue(raw_stream(self._device_index), (*tensors, *self._tables, *self._sizes, *self._tail))
+
+    def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
+        raise NotImplementedError
+
+    def _check(self, query: torch.Tensor, *others: torch.Tensor) -> None:
+        """Raise ValueError unless the tensors are of the prepared shapes and types, only tokens and blocks strided."""
+        spec, key_cache = self._spec, others[0]
+        rows = (self._num_tokens, spec.num_q_heads, spec.head_dim)
+        block = (spec.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+        keys, values = spec.layout.empty(block, key_cache.dtype, "meta")
+        dtype = torch_dtype(spec.dtype)
+        named = zip(
+            ("query", "key_cache", "value_cache", "out", "lse"), (query, *others),
+            (rows, keys.shape, values.shape, rows, rows[:2]), (dtype, dtype, dtype, dtype, torch_dtype("f32")), strict=True,
+        )
+        for name, tensor, shape, wanted in named:
+            if tuple(tensor.shape) != tuple(shape) or tensor.dtype != wanted:
+                got = f"{tuple(tensor.shape)} of {tensor.dtype}"
+                raise ValueError(f"{name} must have shape {tuple(shape)} and type {wanted} (got {got})")
+            if not tensor[0 if name != "lse" else ...].is_contiguous():
+                raise ValueError(f"{name} must be contiguous, but for its first dimension (got strides {tensor.stride()})")
+            if name not in ("out", "lse") and tensor.stride(0) * tensor.element_size() % self.alignment:
+                raise ValueError(f"{name}: rows must be a multiple of {self.alignment} bytes apart (got {tensor.stride()})")
+
+
+def load(build: Build, device: str, signature: str = SIGNATURE) -> tuple[Launcher, dict[str, Any]]:
+    """Compile a build for `device`; return its launcher and its resources."""
+    kernel = jit.compile(build.source, entry=build.entry, macros=build.macros, device=device)
+    return kernel.launcher(signature, build.shared_bytes), dict(kernel.resources)

@@ -1,0 +1,40 @@
+"""cuda.per_token: one CTA a (query token, query head), its tokens in order. The plainest CUDA kernel that is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from impls.cuda.attention import DEFAULT_SHAPES, Attention, Shape, load
+from impls.cuda.builds import Build
+
+if TYPE_CHECKING:
+    from harness.ops.attention import AttentionSpec
+
+THREADS = 32
+
+
+class PerToken(Attention):
+    """Grid (num_tokens, num_q_heads), one warp each."""
+
+    alignment = 1  # reads element by element
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        self._kernel, resources = load(build(Shape.of(spec)), spec.device)
+        self.kernels = (resources,)
+
+    def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
+        self._kernel((self._num_tokens, self._spec.num_q_heads, 1), THREADS, stream, *values)
+
+
+def build(shape: Shape) -> Build:
+    """The kernel for `shape`."""
+    return Build(source="per_token.cu", entry="per_token", macros=shape.macros())
+
+
+def builds(arch: str) -> list[Build]:
+    """Builds that stand for all; the same on every architecture."""
+    return [build(shape) for shape in (*DEFAULT_SHAPES, Shape(layout="X_PACKED"), Shape(dtype="f32", head_dim=71))]
+
+
+prepare = PerToken
