@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
+from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
 from harness.registry import Impl, Limits
 
-#: of cache_write and block_copy: every layout in which a cache can be held
+#: every layout in which a paged cache can be held
 WRITABLE = (*PAGED, HND_SWIZZLED)
 
 IMPLS: tuple[Impl, ...] = (
+    # attention
+    Impl(
+        name="numpy.dense", op="attention", prepare="impls.numpy_dense:prepare",
+        layouts=WRITABLE, devices=("cpu",), note="float64, all keys of a sequence at once: the reference",
+    ),
+    Impl(
+        name="numpy.online", op="attention", prepare="impls.numpy_online:prepare",
+        layouts=WRITABLE, devices=("cpu",), note="float64, block by block with the online softmax",
+    ),
+    Impl(
+        name="torch.gather", op="attention", prepare="impls.torch_gather:prepare",
+        layouts=WRITABLE, note="gathers the blocks in use, then SDPA",
+    ),
+    Impl(
+        name="torch.blocked", op="attention", prepare="impls.torch_blocked:prepare",
+        layouts=WRITABLE, params={"tile": (256, 16, 64, 1024)}, note="walks block tables, online softmax across tiles of blocks",
+    ),
+    Impl(
+        name="torch.contiguous", op="attention", prepare="impls.torch_contiguous:prepare",
+        layouts=(CONTIGUOUS,), note="SDPA over a cache that is not paged: the price of paging",
+    ),
     # attention, CUDA C++
     Impl(
         name="cuda.per_token", op="attention", prepare="impls.cuda.per_token:prepare", layouts=PAGED, devices=("cuda",),

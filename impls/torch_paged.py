@@ -1,0 +1,154 @@
+"""What the torch implementations of attention share: sequences dealt into batches, and blocks gathered from any layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from harness.ops.dtypes import ITEMSIZE
+from harness.registry import Prepared, Unsupported
+
+if TYPE_CHECKING:
+    from harness.ops.attention import AttentionSpec, AttentionStep
+    from harness.ops.layouts import Layout
+
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sequences worked on at once, longest first, that have equally many query tokens which see a key.
+
+    seqs, lengths    of each sequence, on the host: its index, its tokens in the cache
+    q_len            query tokens of each
+    tokens           [num_seqs * q_len]         int64, their place in `query` and `out`
+    limits           [num_seqs, q_len]          int64, keys that each sees
+    table            [num_seqs, num_blocks]     int64, block ids; past a sequence's own blocks, its first one again
+    tails            [2, num_tails]             int64, (sequence, token) of the slots past the end in last blocks
+                     (table and tails have no columns where nothing is paged)
+    """
+
+    seqs: list[int]
+    lengths: list[int]
+    q_len: int
+    tokens: Any
+    limits: Any
+    table: Any
+    tails: Any
+
+    def arrays(self) -> dict[str, Any]:
+        """What goes to the device."""
+        return {name: getattr(self, name) for name in ("tokens", "limits", "table", "tails")}
+
+
+class Batched(Prepared):
+    """Deals a step's sequences into batches; all their integers lie in one buffer, filled by one copy a plan.
+
+    batches    the plan; arrays on the device
+    blind      [num_blind] int64, query tokens that see no key: out 0, lse -inf
+    """
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.dtype] % 16:
+            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {spec.head_dim} of {spec.dtype})")
+        self.spec = spec
+        num_integers = 2 * spec.max_num_tokens
+        if spec.layout.paged:
+            num_integers += spec.max_num_seqs * (spec.max_blocks_per_seq + 2 * spec.block_size)
+        self.integers = torch.empty(num_integers, dtype=torch.int64, device=spec.device)
+        self.workspace_bytes = 8 * len(self.integers)
+
+    def deal(self, step: AttentionStep, key: Callable[[int, int, int], Any]) -> None:
+        """Put sequences of equal `key(seq, seq_len, q_len)` into one batch."""
+        host, blind = batches_of(step, self.spec.block_size if self.spec.layout.paged else None, key)
+        arrays = [array for batch in host for array in batch.arrays().values()]
+        flat = np.concatenate([array.ravel() for array in (*arrays, blind)])
+        self.integers[: len(flat)].copy_(torch.from_numpy(flat))
+        sizes = [array.size for array in arrays]
+        *parts, self.blind = self.integers[: len(flat)].split([*sizes, blind.size])
+        shaped = iter([part.view(array.shape) for part, array in zip(parts, arrays, strict=True)])
+        self.batches = [dataclasses.replace(batch, **{name: next(shaped) for name in batch.arrays()}) for batch in host]
+        self.num_tokens = step.num_tokens
+
+    def check_tokens(self, query: torch.Tensor) -> None:
+        if len(query) != self.num_tokens:
+            raise ValueError(f"planned for {self.num_tokens} query tokens (got {len(query)})")
+
+    def finish_blind(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        """Write the rows that see no key."""
+        if len(self.blind):
+            out.index_fill_(0, self.blind, 0.0)
+            lse.index_fill_(0, self.blind, -math.inf)
+
+
+def batches_of(
+    step: AttentionStep, block_size: int | None, key: Callable[[int, int, int], Any]
+) -> tuple[list[Batch], Ints]:
+    """Deal the sequences; returns the batches, arrays on the host, and the query tokens that see no key.
+
+    `block_size` None is a cache without pages.
+    """
+    seq_lens, starts = step.host_seq_lens.astype(np.int64), step.host_query_start_loc.astype(np.int64)
+    dealt: dict[Any, list[int]] = {}
+    blind: list[Ints] = [np.empty(0, np.int64)]
+    for seq in np.argsort(-seq_lens, kind="stable").tolist():
+        q_len, seq_len = int(starts[seq + 1] - starts[seq]), int(seq_lens[seq])
+        if q_len > seq_len:  # the first ones stand before the sequence's first token
+            blind.append(np.arange(starts[seq], starts[seq] + q_len - seq_len))
+        sighted = min(q_len, seq_len)
+        if sighted:
+            dealt.setdefault((sighted, key(seq, seq_len, sighted)), []).append(seq)
+    batches = []
+    for (q_len, _), chosen in dealt.items():
+        seqs = np.array(chosen)
+        back = np.arange(-q_len, 0)
+        batches.append(Batch(
+            seqs=chosen, lengths=seq_lens[seqs].tolist(), q_len=q_len,
+            tokens=(starts[seqs + 1][:, None] + back).ravel(), limits=seq_lens[seqs][:, None] + back + 1,
+            **_pages(step.host_block_tables[seqs], seq_lens[seqs], block_size),
+        ))  # fmt: skip
+    return batches, np.concatenate(blind)
+
+
+def _pages(tables: Any, seq_lens: Ints, block_size: int | None) -> dict[str, Ints]:
+    """`table` and `tails` of the sequences whose rows of the block tables are given."""
+    if block_size is None:
+        return {"table": np.empty((len(seq_lens), 0), np.int64), "tails": np.empty((2, 0), np.int64)}
+    num_blocks = -(-seq_lens // block_size)
+    column = np.arange(num_blocks.max())
+    # Never read an entry past a sequence's own blocks: it may hold anything.
+    owned = np.where(column[None, :] < num_blocks[:, None], column[None, :], 0)
+    used = seq_lens - (num_blocks - 1) * block_size
+    row, offset = np.nonzero(np.arange(block_size)[None, :] >= used[:, None])
+    return {
+        "table": np.take_along_axis(tables, owned, axis=1).astype(np.int64),
+        "tails": np.stack([row, (num_blocks[row] - 1) * block_size + offset]),
+    }
+
+
+def gather(
+    key_cache: torch.Tensor, value_cache: torch.Tensor, layout: Layout, table: torch.Tensor, num_kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy the blocks of `table` [num_seqs, num_blocks] out of a cache: K and V [num_seqs, num_kv_heads, tokens, head_dim].
+
+    One copy each in most layouts; HND_SWIZZLED is put in order by another. The results may be strided.
+    """
+    if layout.name in ("HND", "HND_SWIZZLED"):
+        head = torch.arange(num_kv_heads, device=table.device)
+        place = table[:, None, :] * num_kv_heads + head[:, None]
+        # view, not reshape: a cache that is not contiguous must fail here and not be copied whole
+        pair = [cache.view(-1, *cache.shape[2:]).index_select(0, place.flatten()) for cache in (key_cache, value_cache)]
+        key, value = (blocks.view(-1, place.shape[2], *blocks.shape[1:]) for blocks in pair)
+        if layout.name == "HND_SWIZZLED":
+            key, value = layout.restore(key, value)
+        return key.view(*place.shape[:2], -1, key.shape[-1]), value.view(*place.shape[:2], -1, value.shape[-1])
+    if layout.name == "X_PACKED":
+        key_cache, value_cache = key_cache.permute(0, 3, 1, 2, 4), value_cache.permute(0, 3, 1, 2)
+    pair = [cache.index_select(0, table.flatten()) for cache in (key_cache, value_cache)]
+    key, value = (blocks.reshape(len(table), -1, num_kv_heads, value_cache.shape[-1]).transpose(1, 2) for blocks in pair)
+    return key, value

@@ -1,0 +1,50 @@
+"""torch's scaled_dot_product_attention with the log-sum-exp that it keeps to itself, for one batch of equal q_len."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+#: what the log-sum-exp costs, for the ledger
+LSE_COST = "SDPA does not return it: a second product of query and keys, in float32, and a logsumexp over it"
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend for one batch; returns out [num_seqs * q_len, num_q_heads, head_dim] and lse without head_dim, f32.
+
+    Shapes
+        query         [num_seqs, q_len, num_q_heads, head_dim]
+        key, value    [num_seqs, num_kv_heads, num_keys, head_dim], finite everywhere, strided or not
+        mask          [num_seqs, q_len, num_keys] bool, True where a token sees a key; None where each sees all
+
+    The heads of a group become rows of one matrix, so that nothing is repeated: group * q_len rows against each KV head.
+    """
+    num_seqs, q_len, num_q_heads, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    group = num_q_heads // num_kv_heads
+    rows = query.view(num_seqs, q_len, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+    rows = rows.reshape(num_seqs, num_kv_heads, group * q_len, head_dim)
+    if mask is not None:
+        mask = mask[:, None] if q_len == 1 else mask[:, None].repeat(1, 1, group, 1)
+    attended = F.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
+    scores = float32_scores(rows, key).mul_(scale)
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)
+    lse = scores.logsumexp(-1).unflatten(2, (group, q_len)).permute(0, 3, 1, 2)
+    out = attended.unflatten(2, (group, q_len)).permute(0, 3, 1, 2, 4)
+    return out.reshape(-1, num_q_heads, head_dim), lse.reshape(-1, num_q_heads)
+
+
+def float32_scores(rows: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """rows @ key^T in float32: [num_seqs, num_kv_heads, num_rows, num_keys].
+
+    Head by head, since a product over strided heads would first copy all of them. In 16 bits the scores must not be
+    rounded; on a GPU no copy of the keys in float32 is needed for that.
+    """
+    if rows.is_cuda and rows.dtype != torch.float32:
+        heads = [torch.bmm(rows[:, h], key[:, h].mT, out_dtype=torch.float32) for h in range(key.shape[1])]
+    else:
+        heads = [torch.bmm(rows[:, h].float(), key[:, h].float().mT) for h in range(key.shape[1])]
+    return torch.stack(heads, dim=1)
