@@ -7,11 +7,12 @@ visited between the rows they are the ceiling of.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from harness.ops.contract import Staged
 from harness.ops.layouts import Layout
-from harness.row import Row
+from harness.row import Row, Stage
 
 NUM_BEST = 2
 
@@ -20,7 +21,8 @@ def fastest(readers: Sequence[Row], stage: Callable[[Layout], Staged]) -> list[R
     """Return the fastest of these rows, verified and ready to be visited; [] where none can run."""
     tried: list[tuple[float, Row]] = []
     for row in readers:
-        if row.entry.impl.why_not(row.case, row.device.kind) is None and _try(row, stage(row.entry.layout)):
+        layout = row.entry.layout
+        if row.entry.impl.why_not(row.case, row.device.kind) is None and _try(row, functools.partial(stage, layout)):
             tried.append((row.samples.pop(), row))
     tried.sort(key=lambda pair: pair[0])
     for _, row in tried[NUM_BEST:]:
@@ -28,6 +30,6 @@ def fastest(readers: Sequence[Row], stage: Callable[[Layout], Staged]) -> list[R
     return [row for _, row in tried[:NUM_BEST]]
 
 
-def _try(row: Row, staged: Staged) -> bool:
+def _try(row: Row, stage: Stage) -> bool:
     """Prepare, verify by checksum, take one visit."""
-    return row.prepare() and row.check(staged, "timed") and row.make_timer(staged) and row.visit() and bool(row.samples)
+    return row.prepare() and row.check(stage, "timed") and row.make_timer(stage) and row.visit() and bool(row.samples)

@@ -52,10 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="pagedbench", description="Check and measure paged-attention implementations, side by side.",
+        prog="pagedbench",
+        description="Check and measure paged-attention implementations, side by side.",
         epilog="`pagedbench COMMAND --help` shows a command's options and an example.",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"pagedbench {__version__}")
     name = next((word for word in words if not word.startswith("-")), None)
     if name is not None and name not in COMMANDS:
@@ -63,9 +65,13 @@ def _dispatch(words: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command, (page, purpose, example) in COMMANDS.items():
         child = commands.add_parser(
-            command, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", epilog=f"example: {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        )  # fmt: skip
+            command,
+            help=purpose,
+            description=purpose[0].upper() + purpose[1:] + ".",
+            epilog=f"example: {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         if command == name:
             module = importlib.import_module(page)
             module.add_arguments(child, command)

@@ -71,10 +71,15 @@ def find_device(wanted: str | None = None) -> Device:
 def _cuda(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
     return Device(
-        name=f"cuda:{index}", kind="cuda", slug=_slug(properties.name), cache_bytes=properties.L2_cache_size,
-        memory_bytes=properties.total_memory, num_sms=properties.multi_processor_count,
-        capability=(properties.major, properties.minor), uuid=f"GPU-{properties.uuid}",
-    )  # fmt: skip
+        name=f"cuda:{index}",
+        kind="cuda",
+        slug=_slug(properties.name),
+        cache_bytes=properties.L2_cache_size,
+        memory_bytes=properties.total_memory,
+        num_sms=properties.multi_processor_count,
+        capability=(properties.major, properties.minor),
+        uuid=f"GPU-{properties.uuid}",
+    )
 
 
 def _cpu() -> Device:
@@ -82,9 +87,13 @@ def _cpu() -> Device:
     found = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
     model = re.sub(r"\(.*?\)|\b(cpu|processor|\d+-core)\b|@.*", " ", (found[1] if found else platform.machine()).lower())
     return Device(
-        name="cpu", kind="cpu", slug=_slug(f"cpu {model} {cores} cores"), cache_bytes=_last_level_cache(),
-        memory_bytes=_meminfo("MemTotal"), num_sms=cores,
-    )  # fmt: skip
+        name="cpu",
+        kind="cpu",
+        slug=_slug(f"cpu {model} {cores} cores"),
+        cache_bytes=_last_level_cache(),
+        memory_bytes=_meminfo("MemTotal"),
+        num_sms=cores,
+    )
 
 
 def _last_level_cache() -> int:

@@ -44,11 +44,11 @@ def seed_of(digest: str, hazards: Hazards, layer: int = 0) -> int:
     return (int(digest, 16) * 1000003 + hazards.seed * 10007 + layer) % (1 << 62)
 
 
-def deal_blocks(blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+def deal_blocks(blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random.Generator) -> np.ndarray:
     """Deal shuffled blocks to sequences.
 
-    Returns the block tables, [num_seqs, max(blocks) + 1] int32, and the block that unused entries point at. Every row
-    has an unused entry, and no sequence owns the block behind it.
+    Returns the block tables, [num_seqs, max(blocks) + 1] int32. Every row has an unused entry at least; unused entries
+    name a block that no sequence owns.
     """
     deck = rng.permutation(num_blocks).astype(np.int32)
     unowned = int(deck[-1])
@@ -56,7 +56,7 @@ def deal_blocks(blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random
     tables = np.full((len(blocks_per_seq), width), unowned, dtype=np.int32)
     used = np.arange(width)[None, :] < np.asarray(blocks_per_seq, dtype=np.int64).reshape(-1, 1)
     tables[used] = deck[: int(used.sum())]
-    return tables, unowned
+    return tables
 
 
 def needle_positions(num_visible: int, block_size: int, num_rows: int, start: int) -> np.ndarray:

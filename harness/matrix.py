@@ -99,8 +99,16 @@ class Matrix:
             write_report(list(self.records.values()), self.folder)
 
     def facts(self) -> dict[str, Any]:
-        """Return the device and the versions of what builds and runs the kernels, as plain data."""
+        """Return the device, its driver and the versions of what builds and runs the kernels, as plain data."""
         from harness.device import find_device, toolchain
+        from harness.nvml import Nvml, NvmlMissing
 
+        device = find_device(self._device)
+        driver = None
+        if device.kind == "cuda":
+            try:
+                driver = Nvml(device.uuid).driver()
+            except NvmlMissing as why:
+                driver = f"unknown: {why}"
         versions = {name: version for name, version in toolchain().items() if name != "revision"}
-        return {"device": dataclasses.asdict(find_device(self._device)), "toolchain": versions}
+        return {"device": dataclasses.asdict(device), "driver": driver, "toolchain": versions}

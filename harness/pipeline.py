@@ -5,8 +5,11 @@ A wrong answer stops at check: it is recorded, never timed. Whatever cannot be r
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import functools
 import gc
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +24,8 @@ from harness.interval import is_converged
 from harness.nvml import Nvml, NvmlMissing
 from harness.ops import operator
 from harness.ops.case import Case
-from harness.ops.layouts import HND, Layout
 from harness.ops.contract import Inputs, Staged
+from harness.ops.layouts import HND, Layout
 from harness.options import Options
 from harness.record import Record
 from harness.registry import Entry, Registry
@@ -37,6 +40,28 @@ ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
 CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
 
 
+Progress = Callable[[str, int | None], None]
+
+
+class DeviceLost(Exception):
+    """The device answers no more; the message says what lost it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """One row to be worked: its number in the run, and what it is."""
+
+    number: int
+    case: Case
+    entry: Entry
+
+
+def tasks(cases: Sequence[Case], entries: Sequence[Entry]) -> list[Task]:
+    """Every entry on every case of its operator, case by case."""
+    pairs = [(case, entry) for case in cases for entry in entries if entry.impl.op == case.op]
+    return [Task(number=number, case=case, entry=entry) for number, (case, entry) in enumerate(pairs)]
+
+
 class Session:
     """One run on one device: holds what rows share."""
 
@@ -47,16 +72,43 @@ class Session:
         self.selftest = selftest(self.device, self.nvml) if options.bench else {}
         self.doubt = doubts(self.selftest)
 
+    def facts(self) -> dict[str, Any]:
+        """What the run's records share, as plain data: device, toolchain, self-test, and why there is no NVML."""
+        return {
+            "device": dataclasses.asdict(self.device),
+            "toolchain": toolchain(),
+            "selftest": self.selftest,
+            "nvml_missing": self.nvml_missing,
+        }
+
     def measure(
-        self, cases: Sequence[Case], entries: Sequence[Entry], progress: Callable[[str], None] = lambda _: None
+        self, cases: Sequence[Case], entries: Sequence[Entry], progress: Progress = lambda *_: None
     ) -> Iterator[Record]:
         """Check and, if the options say so, time every entry of a case's operator on it; a record each."""
-        for case in cases:
-            rows = [Row(case, entry, self.device, self.nvml) for entry in entries if entry.impl.op == case.op]
-            yield from _CaseRun(self, case, rows, progress).records()
+        for _, record in self.run_tasks(tasks(cases, entries), progress):
+            yield record
+
+    def run_tasks(self, wanted: Sequence[Task], progress: Progress = lambda *_: None) -> Iterator[tuple[int | None, Record]]:
+        """Work through tasks, which stand case by case; yield each one's number and record.
+
+        Raises DeviceLost once the device answers no more; the record of the row that lost it has been yielded.
+        """
+        for _, of_case in itertools.groupby(wanted, key=lambda task: task.case.name):
+            rows = [Row(task.case, task.entry, self.device, self.nvml, task.number) for task in of_case]
+            for row in _CaseRun(self, rows[0].case, rows, progress).settled():
+                yield row.number, self.record(row)
+                if row.status == "failed":
+                    self._require_device(row)
             gc.collect()
             if self.device.kind == "cuda":
                 torch.cuda.empty_cache()
+
+    def _require_device(self, row: Row) -> None:
+        """An illegal access breaks the whole CUDA context: nothing else can run in this process."""
+        try:
+            self.device.synchronize()
+        except Exception as error:
+            raise DeviceLost(f"{row.entry} on {row.case} lost the device: {error}") from error
 
     def record(self, row: Row) -> Record:
         """Turn a settled row into its record."""
@@ -64,14 +116,29 @@ class Session:
         if summary is not None and self.doubt is not None:
             row.flags.append(self.doubt)
         return Record(
-            run=self.run, suite=self.options.suite, started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            op=row.case.op, case=row.case.name, case_digest=row.case.digest, shape=row.case.to_json(),
-            impl=row.entry.impl.name, layout=row.entry.layout.name, role=row.entry.impl.role, params=row.params,
-            status=row.status, reason=row.reason, flags=tuple(row.flags), device=self.device.slug,
-            device_kind=self.device.kind, toolchain=toolchain(), launch_s=summary,
-            traffic_bytes=getattr(row.case, "traffic_bytes"), flops=getattr(row.case, "flops"),
-            nvml=_nvml_summary(row), **row.fields,
-        )  # fmt: skip
+            run=self.run,
+            suite=self.options.suite,
+            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            op=row.case.op,
+            case=row.case.name,
+            case_digest=row.case.digest,
+            shape=row.case.to_json(),
+            impl=row.entry.impl.name,
+            layout=row.entry.layout.name,
+            role=row.entry.impl.role,
+            params=row.params,
+            status=row.status,
+            reason=row.reason,
+            flags=tuple(row.flags),
+            device=self.device.slug,
+            device_kind=self.device.kind,
+            toolchain=toolchain(),
+            launch_s=summary,
+            traffic_bytes=row.case.traffic_bytes,
+            flops=row.case.flops,
+            nvml=_nvml_summary(row),
+            **row.fields,
+        )
 
 
 def _find_nvml(device: Device) -> tuple[Nvml | None, str | None]:
@@ -98,20 +165,20 @@ def _nvml_summary(row: Row) -> dict[str, Any]:
 class _CaseRun:
     """All rows of one case. Inputs are made once a family and converted once a layout, for all rows."""
 
-    def __init__(self, session: Session, case: Case, rows: Sequence[Row], progress: Callable[[str], None]) -> None:
+    def __init__(self, session: Session, case: Case, rows: Sequence[Row], progress: Progress) -> None:
         self.session, self.case, self.rows, self.progress = session, case, rows, progress
         self.device = session.device
         self._staged: dict[tuple[str, str], Staged] = {}
         self._inputs: dict[str, Inputs] = {}
 
-    def records(self) -> Iterator[Record]:
+    def settled(self) -> Iterator[Row]:
         """Yield refused rows first, then wrong and failed ones as they come, then what was right."""
         admitted = []
         for row in self.rows:
             refusal = self._refuse(row)
             if refusal:
                 row.end(*refusal)
-                yield self.session.record(row)
+                yield row
             else:
                 admitted.append(row)
         right = []
@@ -120,12 +187,12 @@ class _CaseRun:
                 right.append(row)
             else:
                 row.release()
-                yield self.session.record(row)
+                yield row
         if self.session.options.bench and right:
             self._forget(PLAIN, NEEDLES)
             self._time(right)
         for row in right:
-            yield self.session.record(row)
+            yield row
 
     def _refuse(self, row: Row) -> tuple[str, str] | None:
         """Why a row does not run: (status, reason)."""
@@ -138,7 +205,8 @@ class _CaseRun:
 
     def _too_much(self, row: Row) -> tuple[str, str] | None:
         case: Any = self.case
-        needed = case.cache_bytes * 3 * len({r.entry.layout.name for r in self.rows} | {HND.name})
+        layouts = len({other.entry.layout.name for other in self.rows} | {HND.name})
+        needed = case.cache_bytes * (self._num_layers() if self.session.options.bench else 2) * (layouts + 1)
         free = self.device.free_bytes()
         if needed > 0.9 * free:
             return "skipped", f"needs about {needed / 1e9:.1f} GB on {self.device.name}, {free / 1e9:.1f} GB are free"
@@ -150,7 +218,8 @@ class _CaseRun:
                 )
             if case.flops > CPU_FLOPS:
                 return "skipped", (
-                    f"would take minutes on a CPU: {case.flops / 1e9:.1f} GFLOP (at most {CPU_FLOPS / 1e9:.0f}; --patient runs it)"
+                    f"would take minutes on a CPU: {case.flops / 1e9:.1f} GFLOP "
+                    f"(at most {CPU_FLOPS / 1e9:.0f}; --patient runs it)"
                 )
         limit = row.entry.impl.max_work.get(self.device.kind, math.inf)
         work = max(case.flops, case.traffic_bytes)
@@ -163,21 +232,18 @@ class _CaseRun:
 
     def _check(self, row: Row) -> bool:
         """Prepare and judge a row on both families of inputs."""
-        self.progress(f"check {self.case} {row.entry}")
+        self.progress(f"check {self.case} {row.entry}", row.number)
         if not row.prepare():
             return False
         for family in (PLAIN, NEEDLES):
-            staged = self._stage(family, row.entry.layout, layers=1)
-            if not row.check(staged, family.name):
+            if not row.check(functools.partial(self._stage, family, row.entry.layout, 1), family.name):
                 return False
         row.measure_memory()
         return True
 
     def _stage(self, family: Hazards, layout: Layout, layers: int) -> Staged:
         if family.name not in self._inputs:
-            self._inputs[family.name] = operator(self.case.op).build(
-                self.case, family, layers=layers, device=self.device.name
-            )
+            self._inputs[family.name] = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
         key = (family.name, layout.name)
         if key not in self._staged:
             self._staged[key] = self._inputs[family.name].stage(layout)
@@ -193,21 +259,24 @@ class _CaseRun:
         """Sets of inputs to rotate over."""
         case: Any = self.case
         wanted = math.ceil(CACHES[self.device.kind] * self.device.cache_bytes / max(case.traffic_bytes, 1))
-        affordable = ROTATION_BYTES[self.device.kind] // max(case.cache_bytes, 1)
+        affordable: int = min(ROTATION_BYTES[self.device.kind], self.device.memory_bytes // 16) // max(case.cache_bytes, 1)
         return max(2, min(wanted, affordable, 512))
 
     def _time(self, rows: Sequence[Row]) -> None:
         """Visit rows in shuffled order, again and again, until each has converged or had its share."""
         options, layers = self.session.options, self._num_layers()
-        self.progress(f"inputs {self.case}")
         readers = self._readers(layers) if any(row.entry.impl.role != "reader" for row in rows) else []
-        timed = [row for row in rows if row.make_timer(self._stage(TIMED, row.entry.layout, layers))]
+        timed = []
+        for row in rows:
+            self.progress(f"time {self.case} {row.entry}", row.number)
+            if row.make_timer(functools.partial(self._stage, TIMED, row.entry.layout, layers)):
+                timed.append(row)
         order = random.Random(self.case.digest)
         waiting = [*timed, *readers]
         for visit in range(options.max_visits):
             order.shuffle(waiting)
             for row in waiting:
-                self.progress(f"time {self.case} {row.entry}, visit {visit + 1}")
+                self.progress(f"time {self.case} {row.entry}, visit {visit + 1}", row.number)
                 row.visit()
             waiting = [row for row in waiting if not self._is_done(row, visit + 1)]
         for row in timed:
@@ -219,6 +288,7 @@ class _CaseRun:
         """The fastest readers of this case's blocks, to be visited beside what they are the ceiling of."""
         entries = self.session.registry.entries(roles=("reader",))
         rows = [Row(self.case, variant, self.device, self.session.nvml) for entry in entries for variant in entry.variants()]
+        self.progress(f"ceiling {self.case}", None)
         return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
 
     def _is_done(self, row: Row, visits: int) -> bool:
@@ -231,8 +301,8 @@ class _CaseRun:
 
     def _finish(self, row: Row, readers: Sequence[Row]) -> None:
         """Everything about a timed row that needs its samples."""
-        self.progress(f"finish {self.case} {row.entry}")
-        row.check_timed(self._stage(TIMED, row.entry.layout, 0))
+        self.progress(f"finish {self.case} {row.entry}", row.number)
+        row.check_timed(functools.partial(self._stage, TIMED, row.entry.layout, 0))
         summary = row.summary()
         if row.status == "ok" and summary is None:
             row.end("failed", f"every one of {row.discarded} visits was throttled")
@@ -263,4 +333,3 @@ class _CaseRun:
 
 def _settings(row: Row) -> str:
     return " ".join(f"{name}={value}" for name, value in row.params.items())
-

@@ -122,7 +122,20 @@ def parse_line(line: str) -> Record:
     return Record(**values)
 
 
-_TEXTS = {"run", "suite", "started_at", "op", "case", "case_digest", "impl", "layout", "status", "device", "device_kind", "role"}
+_TEXTS = {
+    "run",
+    "suite",
+    "started_at",
+    "op",
+    "case",
+    "case_digest",
+    "impl",
+    "layout",
+    "status",
+    "device",
+    "device_kind",
+    "role",
+}
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {"host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j"}
 _MAPPINGS = {"shape", "toolchain", "params", "check", "memory", "nvml", "ledger"}
@@ -134,7 +147,9 @@ def _typed(name: str, value: Any) -> Any:
         return _samples(name, value)
     if name in ("flags", "kernels"):
         of = str if name == "flags" else dict
-        return tuple(_checked(name, value, list, all(isinstance(item, of) for item in value) if isinstance(value, list) else False))
+        return tuple(
+            _checked(name, value, list, all(isinstance(item, of) for item in value) if isinstance(value, list) else False)
+        )
     if name in _TEXTS:
         return _checked(name, value, str)
     if name in _MAPPINGS:

@@ -21,7 +21,6 @@ from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
 from harness.ops.layouts import HND, Layout
 from harness.rooms import load_room
-from harness.rooms import load_room
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -82,7 +81,12 @@ class Limits:
 
     def why_not(self, case: Case) -> str | None:
         """Return the first rule that `case` breaks, as a sentence, or None. Fields that a case lacks break no rule."""
-        one_of = (("dtype", self.dtypes), ("head_dim", self.head_dims), ("block_size", self.block_sizes), ("group", self.groups))
+        one_of = (
+            ("dtype", self.dtypes),
+            ("head_dim", self.head_dims),
+            ("block_size", self.block_sizes),
+            ("group", self.groups),
+        )
         for field, allowed in one_of:
             value = getattr(case, field, None)
             if allowed is not None and value is not None and value not in allowed:
@@ -91,8 +95,11 @@ class Limits:
         if head_dim is not None and head_dim % self.head_dim_multiple:
             return f"head_dim must be a multiple of {self.head_dim_multiple} (got {head_dim})"
         at_most = (
-            ("head_dim", self.max_head_dim), ("block_size", self.max_block_size), ("group", self.max_group),
-            ("max_q_len", self.max_q_len), ("max_seq_len", self.max_seq_len),
+            ("head_dim", self.max_head_dim),
+            ("block_size", self.max_block_size),
+            ("group", self.max_group),
+            ("max_q_len", self.max_q_len),
+            ("max_seq_len", self.max_seq_len),
         )
         for field, most in at_most:
             value = getattr(case, field, None)
@@ -135,7 +142,11 @@ class Impl:
 
     def __post_init__(self) -> None:
         rules = (
-            (bool(self.name) and not set(self.name) & set(" ,[]*?\t\n"), "name must hold no spaces, commas or brackets", self.name),
+            (
+                bool(self.name) and not set(self.name) & set(" ,[]*?\t\n"),
+                "name must hold no spaces, commas or brackets",
+                self.name,
+            ),
             (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
             (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
             (":" in self.prepare, "prepare must read 'module:function'", self.prepare),

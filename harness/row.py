@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
 
+Stage = Callable[[], Staged]
+
 #: A row further than this from its own cross-examination is marked: the larger of a share and of seconds a launch.
 SLOPE_SHARE, SLOPE_S = 0.03, 0.3e-6
 #: Seconds of replays for power and energy: NVML steps every 100 ms.
@@ -27,12 +30,16 @@ POWER_WINDOW_S = 1.2
 
 @dataclasses.dataclass
 class Row:
-    """What is known of a row so far; `fields` is what its record will say besides who and where."""
+    """What is known of a row so far; `fields` is what its record will say besides who and where.
+
+    number    of the row in its run: tells rows apart that differ in parameters only; None for what is measured beside them
+    """
 
     case: Case
     entry: Entry
     device: Device
     nvml: Nvml | None
+    number: int | None = None
     status: str = "ok"
     reason: str | None = None
     flags: list[str] = dataclasses.field(default_factory=list)
@@ -49,7 +56,7 @@ class Row:
         """Every declared parameter and its value."""
         return self.entry.impl.resolve_params(self.entry.params)
 
-    def attempt(self, work: Any, doing: str) -> bool:
+    def attempt(self, work: Callable[[], None], doing: str) -> bool:
         """Run `work`, a function of no arguments, and turn what it raises into this row's status; True if it ran."""
         begin = time.perf_counter()
         try:
@@ -86,11 +93,12 @@ class Row:
         self._before = before
         return True
 
-    def check(self, staged: Staged, family: str) -> bool:
-        """Launch once on soiled outputs and judge them."""
+    def check(self, stage: Stage, family: str) -> bool:
+        """Launch once on soiled outputs and judge them. `stage` makes the tensors, which may be too much for the device."""
         is_reader = self.entry.impl.role == "reader"
 
         def work() -> None:
+            staged = stage()
             self.prepared.plan(staged.step)
             staged.soil(0)
             self.prepared.launch(*staged.arguments(0))
@@ -118,15 +126,14 @@ class Row:
         if measured > declared + 512 * 64:
             self.flags.append(f"workspace: declares {declared} bytes, holds {measured}")
 
-    def make_timer(self, staged: Staged) -> bool:
+    def make_timer(self, stage: Stage) -> bool:
         """Plan for the timed inputs and get ready to time; also times the plan and the host."""
 
         def work() -> None:
+            staged = stage()
             plan = functools.partial(self.prepared.plan, staged.step)
             self.fields["plan_s"] = summarise(timing.plan_seconds(plan, self.device))
-            launches = [
-                functools.partial(self.prepared.launch, *staged.arguments(layer)) for layer in range(staged.num_layers)
-            ]
+            launches = [functools.partial(self.prepared.launch, *staged.arguments(layer)) for layer in range(staged.num_layers)]
             self.timer = timing.make_timer(launches, self.device, self.entry.impl.graph)
             if self.device.kind == "cuda":
                 self.fields["host_s"] = timing.host_seconds(launches, self.device)
@@ -205,10 +212,11 @@ class Row:
 
         self.attempt(work, "power")
 
-    def check_timed(self, staged: Staged) -> None:
+    def check_timed(self, stage: Stage) -> None:
         """Soil every output, launch once more as was timed, and judge the first and the last set."""
 
         def work() -> None:
+            staged = stage()
             assert self.timer is not None
             for layer in range(staged.num_layers):
                 staged.soil(layer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -27,11 +28,14 @@ def selftest(device: Device, nvml: Nvml | None) -> dict[str, Any]:
     copy_s = timing.make_timer([lambda: target.copy_(source)], device, graph=True).visit()
     clocks: list[float] = []
     during = None if nvml is None else lambda: clocks.append(nvml.read().sm_clock_mhz * 1e6)
-    spin_s = timing.make_timer([lambda: torch.cuda._sleep(SPIN_CYCLES)], device, graph=True).visit(during)
+    spin = functools.partial(torch.cuda._sleep, SPIN_CYCLES)
+    spin_s = timing.make_timer([spin], device, graph=True).visit(during)
     return {
-        "copy_bytes_per_s": 2 * COPY_BYTES / copy_s, "spin_s": spin_s, "spin_hz": SPIN_CYCLES / spin_s,
+        "copy_bytes_per_s": 2 * COPY_BYTES / copy_s,
+        "spin_s": spin_s,
+        "spin_hz": SPIN_CYCLES / spin_s,
         "sm_clock_hz": clocks[0] if clocks else None,
-    }  # fmt: skip
+    }
 
 
 def doubts(found: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ import torch
 
 from harness.device import Device
 
-Launch = Callable[[], None]
+Launch = Callable[[], object]
 
 #: Seconds of work in one graph, so that what its launch costs is below a hundredth.
 GRAPH_S = 1e-3
@@ -56,15 +56,24 @@ def make_timer(launches: Sequence[Launch], device: Device, graph: bool) -> Timer
     return StreamTimer(launches, rounds)
 
 
+def _event() -> torch.cuda.Event:
+    made: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch has no types here
+    return made
+
+
+def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(begin.elapsed_time(end)) * 1e-3
+
+
 def _estimate(launches: Sequence[Launch]) -> float:
     """Seconds a launch, roughly: one round between two events."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = _event(), _event()
     begin.record()
     for launch in launches:
         launch()
     end.record()
     end.synchronize()
-    return max(begin.elapsed_time(end) * 1e-3 / len(launches), 1e-6)
+    return max(_seconds(begin, end) / len(launches), 1e-6)
 
 
 class StreamTimer:
@@ -131,18 +140,18 @@ def _capture(launches: Sequence[Launch], count: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _between_events(replay: Callable[[], None], during: Callable[[], None] | None = None) -> float:
+def _between_events(replay: Launch, during: Callable[[], None] | None = None) -> float:
     """Median seconds of a replay. Replays follow each other without a gap, so the host's own time does not enter."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    events = [_event() for _ in range(4)]
     replay()
     for event in events[:2]:
         event.record()
         replay()
     events[2].record()
     events[2].synchronize()
-    seconds = events[0].elapsed_time(events[1]) * 1e-3
+    seconds = _seconds(events[0], events[1])
     count = max(3, min(200, round(VISIT_S / max(seconds, 1e-6))))
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events = [_event() for _ in range(count + 1)]
     replay()  # not timed: it hides the time the host takes to get ahead
     for event in events[:-1]:
         event.record()
@@ -151,10 +160,10 @@ def _between_events(replay: Callable[[], None], during: Callable[[], None] | Non
     if during is not None:
         during()
     events[-1].synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events)) * 1e-3
+    return statistics.median(_seconds(a, b) for a, b in itertools.pairwise(events))
 
 
-def _run_for(replay: Callable[[], None], seconds: float, during: Callable[[], None]) -> int:
+def _run_for(replay: Launch, seconds: float, during: Callable[[], None]) -> int:
     """Replay for about `seconds`, never more than a few replays ahead of the device."""
     count, start = 0, time.perf_counter()
     in_flight: list[torch.cuda.Event] = []
@@ -162,7 +171,7 @@ def _run_for(replay: Callable[[], None], seconds: float, during: Callable[[], No
         for _ in range(8):
             replay()
         count += 8
-        event = torch.cuda.Event()
+        event = _event()
         event.record()
         in_flight.append(event)
         during()

@@ -38,6 +38,7 @@ class AttentionTruth:
     baseline_l2     [num_tokens, num_q_heads]              expected L2 of a row's error
     baseline_max    [num_tokens, num_q_heads, head_dim]    expected error of an element from all but the rounding of out
     baseline_lse    [num_tokens, num_q_heads]              expected error of lse
+    baseline_normaliser    the same of a kernel that sums probabilities after rounding them, in addition
     num_visible     [num_tokens] int64                     keys that the token sees
     query_start_loc (num_seqs + 1)                         query tokens before each sequence, on the host
     """
@@ -47,6 +48,7 @@ class AttentionTruth:
     baseline_l2: torch.Tensor
     baseline_max: torch.Tensor
     baseline_lse: torch.Tensor
+    baseline_normaliser: torch.Tensor
     num_visible: torch.Tensor
     query_start_loc: tuple[int, ...]
     dtype: torch.dtype
@@ -89,6 +91,7 @@ def attention_truth(
         baseline_l2=zeros[..., 0].clone(),
         baseline_max=zeros.clone(),
         baseline_lse=zeros[..., 0].clone(),
+        baseline_normaliser=zeros[..., 0].clone(),
         num_visible=_num_visible(step).to(query.device),
         query_start_loc=tuple(step.host_query_start_loc.tolist()),
         dtype=query.dtype,
@@ -157,10 +160,13 @@ def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
 
     num_keys = truth.num_visible[rows][:, None, :, None].double()
     reach = abs(problem.scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(-1)[..., None, None]  # no score is larger
-    arithmetic = UNIT_F32 * (1 + reach + num_keys.sqrt())
-    l2, largest = _baseline(p, v, out, arithmetic[..., None], truth.dtype)
-    of_lse = arithmetic + UNIT_F32 * lse.abs()
-    made = {"out": out, "lse": lse, "baseline_l2": l2, "baseline_max": largest, "baseline_lse": of_lse}
+    light = p.where(p < 4 * UNIT_F32, 0.0).sum(-1)  # what a running sum in float32 may lose for good
+    arithmetic = UNIT_F32 * (2 + reach * q.shape[-1] ** 0.5 / 6 + num_keys.sqrt()) + light / 4
+    l2, largest, sums = _baseline(p, v, out, arithmetic[..., None], truth.dtype)
+    made = {
+        "out": out, "lse": lse, "baseline_l2": l2, "baseline_max": largest,
+        "baseline_lse": arithmetic + UNIT_F32 * lse.abs(), "baseline_normaliser": sums,
+    }
     for name, tensor in made.items():
         getattr(truth, name)[:, q_heads][rows] = tensor.transpose(1, 2).flatten(2, 3)
 
@@ -177,21 +183,41 @@ def _times(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 def _baseline(
     p: torch.Tensor, v: torch.Tensor, out: torch.Tensor, arithmetic: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Expected error of each row (L2) and of each element (without the rounding of out itself). Overwrites `p`.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Expected error of each row (L2), of each element (without the rounding of out itself), and of a sum of rounded p.
 
     Rounding n probabilities of like weight averages out; where few carry a row it may fall as badly as it can, which
     `luck` (1 where one token carries all, 1/sqrt(n) where n do) says. `drift` is what does not average at all: alike
-    probabilities are rounded alike.
+    probabilities are rounded alike. Subnormals are rounded as coarsely as the smallest normal number.
     """
     info = torch.finfo(dtype)
-    unit = info.eps / 2
-    drift = (p.to(dtype).double() - p).sum(-1, keepdim=True)
-    p2 = p.square_()
-    spread2 = _times(p2, v.square())  # s h t g d
-    weight = p2.mul_(v.square().sum(-1)[:, :, None, None])
-    luck = weight.norm(dim=-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1e-300)
-    rounded = 0.0 if dtype == torch.float32 else unit * (RMS_OF_UNIT + (1 - RMS_OF_UNIT) * luck)
-    before2 = (rounded**2 + arithmetic**2) * spread2 + (drift**2 + arithmetic**2) * out**2
-    last2 = (unit * RMS_OF_UNIT * out.abs().clamp(min=info.smallest_normal)) ** 2
-    return (before2 + last2).sum(-1).sqrt(), before2.sqrt()
+    unit = info.eps / 2 if dtype != torch.float32 else 0.0
+    most = p.amax(-1, keepdim=True)
+    v2 = v.square()
+    weight = v2.sum(-1)[:, :, None, None]
+    p2 = p.where(p == 0, p.maximum(info.smallest_normal * most)).square()
+    spread2 = _times(p2, v2)  # s h t g d
+    found = [_rounding(x, dtype, weight) for x in (p, p / most)]
+    drift = torch.maximum(found[0][0], found[1][0] * most)
+    share2 = torch.maximum(found[0][1], found[1][1]).maximum((unit * _tail(p2 * weight)) ** 2)
+    before2 = (share2 + arithmetic**2) * spread2 + (drift**2 + arithmetic**2) * out**2
+    total2 = before2 + (info.eps / 2 * RMS_OF_UNIT * out.abs().clamp(min=info.smallest_normal)) ** 2
+    l2 = total2.sum(-1).sqrt() * (1 + 4 * _luck(total2)[..., 0])
+    sums = drift.maximum(unit * _tail(p2) * p2.sum(-1, keepdim=True).sqrt())
+    return l2, before2.sqrt(), sums[..., 0]
+
+
+def _rounding(p: torch.Tensor, dtype: torch.dtype, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What rounding p does: |sum of errors|, and their mean square over that of p, weighted. Subnormals are left aside."""
+    error = (p * 2.0**15).to(dtype).double().mul_(2.0**-15).sub_(p)
+    share2 = (error.square() * weight).sum(-1, keepdim=True) / (p.square() * weight).sum(-1, keepdim=True).clamp(min=1e-300)
+    return error.sum(-1, keepdim=True).abs(), share2
+
+
+def _luck(squares: torch.Tensor) -> torch.Tensor:
+    largest: torch.Tensor = torch.linalg.vector_norm(squares, dim=-1, keepdim=True)
+    return largest / squares.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def _tail(squares: torch.Tensor) -> torch.Tensor:
+    return RMS_OF_UNIT + (1 - RMS_OF_UNIT) * _luck(squares)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from harness.commands.run import RUNS, execute
-from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of
+from harness.commands.run import add_how, execute
+from harness.commands.selection import add_selection, cases_of, entries_of, registry_of
 from harness.commands.tune import print_best
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser, suite="context")
-    add_device(parser)
-    parser.add_argument("--json", action="store_true", help="print records as lines of JSON instead of a table")
-    parser.add_argument("--out", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
-    parser.add_argument("--patient", action="store_true", help="also run what would take minutes on this device")
-    parser.set_defaults(strict_peers=False, no_power=True)
+    add_how(parser)
+    parser.set_defaults(no_power=True)
 
 
 def main(arguments: argparse.Namespace) -> int:

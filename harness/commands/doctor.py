@@ -15,7 +15,9 @@ from harness.registry import default_registry
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
-    parser.add_argument("--impl-file", action="append", default=[], metavar="PATH", help="a Python file with a table IMPLS of your own")
+    parser.add_argument(
+        "--impl-file", action="append", default=[], metavar="PATH", help="a Python file with a table IMPLS of your own"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -43,13 +45,18 @@ def examine(impl_files: list[str]) -> dict[str, dict[str, str]]:
     for index in range(torch.cuda.device_count()):
         devices[f"cuda:{index}"] = _describe(find_device(f"cuda:{index}")) + _nvml(find_device(f"cuda:{index}"))
     if torch.cuda.device_count() == 0:
-        built = f"torch {torch.__version__} is built " + (f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA")
+        built = f"torch {torch.__version__} is built " + (
+            f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        )
         devices["cuda"] = f"none: {built}; {_driver()}"
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return {
         "devices": devices,
         "toolchain": dict(toolchain()),
-        "packages": {name: _version(name) for name in ("pytest", "pytest-benchmark", "nvidia-ml-py", "tabulate", "jinja2", "tqdm", "hypothesis")},
+        "packages": {
+            name: _version(name)
+            for name in ("pytest", "pytest-benchmark", "nvidia-ml-py", "tabulate", "jinja2", "tqdm", "hypothesis")
+        },
         "tools": {name: shutil.which(name) or "not found on PATH" for name in ("nvcc", "ncu", "compute-sanitizer", "git")},
         f"implementations on {kind}": _implementations(kind, impl_files),
         "folders": {"kernel cache": _cache(), "results": _writable(Path("results"))},
@@ -57,8 +64,14 @@ def examine(impl_files: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _describe(device: Any) -> str:
-    cores = f"{device.num_sms} SMs, sm_{device.capability[0]}{device.capability[1]}" if device.kind == "cuda" else f"{device.num_sms} cores"
-    return f"{device.slug}: {cores}, {device.memory_bytes / 2**30:.0f} GiB, last-level cache {device.cache_bytes / 2**20:.0f} MiB"
+    cores = (
+        f"{device.num_sms} SMs, sm_{device.capability[0]}{device.capability[1]}"
+        if device.kind == "cuda"
+        else f"{device.num_sms} cores"
+    )
+    return (
+        f"{device.slug}: {cores}, {device.memory_bytes / 2**30:.0f} GiB, last-level cache {device.cache_bytes / 2**20:.0f} MiB"
+    )
 
 
 def _nvml(device: Any) -> str:

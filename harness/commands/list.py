@@ -15,7 +15,9 @@ from harness.rooms import load_room
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser, suite=None)
-    parser.add_argument("--resources", action="store_true", help="registers, shared memory and spills of each CUDA kernel, by target")
+    parser.add_argument(
+        "--resources", action="store_true", help="registers, shared memory and spills of each CUDA kernel, by target"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -30,14 +32,20 @@ def main(arguments: argparse.Namespace) -> int:
     cases = cases_of(arguments)[1] if chosen else []
     room = load_room("cases")
     if arguments.json:
-        print(json.dumps({
-            "implementations": [_impl_json(impl) for impl in impls],
-            "suites": {name: [case.name for case in suite] for name, suite in room.SUITES.items()},
-            "cases": [{**case.to_json(), "digest": case.digest} for case in cases],
-        }))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "implementations": [_impl_json(impl) for impl in impls],
+                    "suites": {name: [case.name for case in suite] for name, suite in room.SUITES.items()},
+                    "cases": [{**case.to_json(), "digest": case.digest} for case in cases],
+                }
+            )
+        )
         return 0
-    _print([(i.name, i.op, ",".join(map(str, i.layouts)), ",".join(i.devices), i.note) for i in impls],
-           ("implementation", "operator", "layouts", "devices", "what"))  # fmt: skip
+    _print(
+        [(i.name, i.op, ",".join(map(str, i.layouts)), ",".join(i.devices), i.note) for i in impls],
+        ("implementation", "operator", "layouts", "devices", "what"),
+    )
     print()
     _print([(name, len(suite), room.SUITE_NOTES[name]) for name, suite in room.SUITES.items()], ("suite", "cases", "what"))
     if cases:
@@ -50,9 +58,14 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _impl_json(impl: Impl) -> dict[str, Any]:
     return {
-        "name": impl.name, "op": impl.op, "layouts": [str(layout) for layout in impl.layouts], "devices": impl.devices,
-        "role": impl.role, "params": {name: list(values) for name, values in impl.params.items()}, "note": impl.note,
-    }  # fmt: skip
+        "name": impl.name,
+        "op": impl.op,
+        "layouts": [str(layout) for layout in impl.layouts],
+        "devices": impl.devices,
+        "role": impl.role,
+        "params": {name: list(values) for name, values in impl.params.items()},
+        "note": impl.note,
+    }
 
 
 def _work(case: Any) -> str:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.commands.selection import (
-    add_device, add_selection, apply_settings, cases_of, entries_of, parse_settings, registry_of,
-)  # fmt: skip
+    add_device,
+    add_selection,
+    apply_settings,
+    cases_of,
+    entries_of,
+    parse_settings,
+    registry_of,
+)
 from harness.names import UsageError
 from harness.ops.case import Case
 from harness.record import Record
 from harness.registry import Entry, Registry
-
-if TYPE_CHECKING:
-    from harness.pipeline import Session
+from harness.supervisor import STALL_S, Supervisor, Work
 
 RUNS = Path("results/runs")
 
@@ -27,15 +30,29 @@ RUNS = Path("results/runs")
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser)
-    add_device(parser)
+    add_how(parser)
     add = parser.add_argument
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="an entry's declared parameter")
+    if command != "check":
+        add("--no-power", action="store_true", help="skip the window of a second a row for power and energy")
+
+
+def add_how(parser: argparse.ArgumentParser) -> None:
+    """Add what every command that measures takes: --device, --out, --json, --patient, isolation."""
+    add_device(parser)
+    add = parser.add_argument
     add("--out", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
     add("--json", action="store_true", help="print records as lines of JSON instead of tables")
     add("--patient", action="store_true", help="also run what would take minutes on this device")
     add("--strict-peers", action="store_true", help="a peer that is wrong or fails counts for the exit code, too")
-    if command != "check":
-        add("--no-power", action="store_true", help="skip the window of a second a row for power and energy")
+    add("--in-process", action="store_true", help="no worker process, for debuggers: a crash ends the run")
+    add(
+        "--stall",
+        type=float,
+        default=STALL_S,
+        metavar="SECONDS",
+        help="silence after which a worker is killed (default: %(default).0f)",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -47,36 +64,49 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def execute(
-    arguments: argparse.Namespace, registry: Registry, suite: str, cases: Sequence[Case], entries: Sequence[Entry],
+    arguments: argparse.Namespace,
+    registry: Registry,
+    suite: str,
+    cases: Sequence[Case],
+    entries: Sequence[Entry],
     show: Callable[[Sequence[Record]], None],
 ) -> int:
     """Measure `entries` on `cases` into a new run's folder, show the records, and return the exit code."""
     if not any(case.op == entry.impl.op for case in cases for entry in entries):
         raise UsageError("none of the chosen implementations has the operator of a chosen case")
-    # torch takes a second to import: only now, when nothing can be wrong with the command any more.
     from harness.options import Options
-    from harness.pipeline import Session
     from harness.store import Appender, new_run
 
-    options = Options(
-        suite=suite, bench=arguments.command != "check", patient=arguments.patient,
-        power=not getattr(arguments, "no_power", True),
-    )  # fmt: skip
-    session = Session(options, registry, arguments.device)
     folder = new_run(arguments.out)
-    session.run = folder.name
     store = Appender(folder)
-    _write_run(folder, session, arguments.command)
+    options = Options(
+        suite=suite,
+        bench=arguments.command != "check",
+        patient=arguments.patient,
+        power=not getattr(arguments, "no_power", True),
+    )
+    work = Work(
+        options=options,
+        device=arguments.device,
+        run=folder.name,
+        impl_files=arguments.impl_file,
+        cases=cases,
+        entries=entries,
+        stall_s=arguments.stall,
+    )
     records: list[Record] = []
     total = sum(1 for case in cases for entry in entries if entry.impl.op == case.op)
     with Progress(total, quiet=arguments.json) as progress:
+        source = InProcess(work, registry, progress.say) if arguments.in_process else Supervisor(work, progress.say)
         try:
-            for record in session.measure(cases, entries, progress.say):
+            for record in source.records():
                 store.append(record)
                 records.append(record)
                 progress.step()
         except KeyboardInterrupt:
             raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+        finally:
+            _write_run(folder, source.facts, arguments.command)
     _tell(records, folder, arguments, show)
     return exit_code(records, arguments.strict_peers)
 
@@ -111,17 +141,33 @@ def exit_code(records: Sequence[Record], strict_peers: bool = False) -> int:
     return int(any(strict_peers or not record.impl.startswith("peer.") for record in bad))
 
 
-def _write_run(folder: Path, session: Session, command: str) -> None:
+def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:
     """run.json: what a record does not repeat."""
-    from harness.device import toolchain
     from harness.store import write_json
 
-    write_json(folder / "run.json", {
-        "run": folder.name, "command": command, "arguments": sys.argv[1:],
-        "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": dataclasses.asdict(session.device), "toolchain": toolchain(), "nvml_missing": session.nvml_missing,
-        "selftest": session.selftest,
-    })  # fmt: skip
+    ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_json(
+        folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], "ended_at": ended_at, **facts}
+    )
+
+
+class InProcess:
+    """Rows measured in this process, for debuggers: a kernel that crashes takes the run with it."""
+
+    def __init__(self, work: Work, registry: Registry, progress: Callable[[str], None]) -> None:
+        self.work, self.registry, self.progress = work, registry, progress
+        self.facts: dict[str, Any] = {}
+
+    def records(self) -> Iterator[Record]:
+        """Yield a record for every row until the device is lost, which is a UsageError here."""
+        from harness.pipeline import DeviceLost, Session
+
+        session = Session(self.work.options, self.registry, self.work.device, self.work.run)
+        self.facts = session.facts()
+        try:
+            yield from session.measure(self.work.cases, self.work.entries, lambda doing, _: self.progress(doing))
+        except DeviceLost as lost:
+            raise UsageError(f"{lost}; without --in-process the rest of the run would go on") from lost
 
 
 class Progress:

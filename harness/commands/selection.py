@@ -16,7 +16,13 @@ from harness.rooms import load_room
 def add_selection(parser: argparse.ArgumentParser, suite: str | None = "quick") -> None:
     """Add --impl, --impl-file, --case, --suite, --case-file and --shape."""
     add = parser.add_argument
-    add("--impl", action="append", default=[], metavar="GLOBS", help="implementations, comma-separated globs, e.g. 'cuda.*,torch.gather[NHD]'")
+    add(
+        "--impl",
+        action="append",
+        default=[],
+        metavar="GLOBS",
+        help="implementations, comma-separated globs, e.g. 'cuda.*,torch.gather[NHD]'",
+    )
     add("--impl-file", action="append", default=[], metavar="PATH", help="a Python file with a table IMPLS of your own")
     add("--case", action="append", default=[], metavar="GLOBS", help="cases, comma-separated globs over every suite's")
     add("--suite", metavar="NAME", help=f"a suite of cases (default: {suite})" if suite else "a suite of cases")

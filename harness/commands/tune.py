@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from harness.commands.run import RUNS, execute
-from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of
+from harness.commands.run import add_how, execute
+from harness.commands.selection import add_selection, cases_of, entries_of, registry_of
 from harness.names import UsageError
 from harness.record import Record
 
@@ -15,11 +14,8 @@ from harness.record import Record
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser)
-    add_device(parser)
-    parser.add_argument("--json", action="store_true", help="print records as lines of JSON instead of a table")
-    parser.add_argument("--out", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
-    parser.add_argument("--patient", action="store_true", help="also run what would take minutes on this device")
-    parser.set_defaults(strict_peers=False, no_power=True)
+    add_how(parser)
+    parser.set_defaults(no_power=True)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -29,7 +25,9 @@ def main(arguments: argparse.Namespace) -> int:
     if not entries:
         raise UsageError("none of the chosen implementations declares a parameter; `pagedbench list --json` shows which do")
     suite, cases = cases_of(arguments)
-    return execute(arguments, registry, suite, cases, [variant for entry in entries for variant in entry.variants()], print_best)
+    return execute(
+        arguments, registry, suite, cases, [variant for entry in entries for variant in entry.variants()], print_best
+    )
 
 
 def print_best(records: Sequence[Record]) -> None:

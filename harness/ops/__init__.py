@@ -7,9 +7,11 @@ The class loads on first use, so that listing needs no torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.ops.case import Case
     from harness.ops.contract import Operator
 
 _OPERATORS = {
@@ -18,13 +20,37 @@ _OPERATORS = {
     "block_copy": "harness.ops.block_copy_tensors:BlockCopyOperator",
 }
 
+_CASES = {
+    "attention": "harness.ops.attention:AttentionCase",
+    "cache_write": "harness.ops.cache_write:CacheWriteCase",
+    "block_copy": "harness.ops.block_copy:BlockCopyCase",
+}
+
 OP_NAMES = tuple(_OPERATORS)
+
+
+def case_type(op: str) -> type[Case]:
+    """Return the class of an operator's cases; no torch."""
+    found: type[Case] = _load(_CASES[op])
+    return found
+
+
+def case_from_json(data: Mapping[str, Any]) -> Case:
+    """Return the case that `Case.to_json` made this of."""
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name != "op"
+    }
+    return case_type(data["op"])(**fields)
 
 
 def operator(name: str) -> Operator:
     """Return the operator called `name`; raises KeyError with the known names."""
     if name not in _OPERATORS:
         raise KeyError(f"no operator {name!r}; there are: {', '.join(_OPERATORS)}")
-    module, _, attribute = _OPERATORS[name].partition(":")
-    made: Operator = getattr(importlib.import_module(module), attribute)()
+    made: Operator = _load(_OPERATORS[name])()
     return made
+
+
+def _load(reference: str) -> Any:
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)

@@ -65,7 +65,8 @@ class AttentionCase(Case):
         if not self.q_lens:
             object.__setattr__(self, "q_lens", (1,) * len(self.seq_lens))
         self.require(
-            len(self.q_lens) == len(self.seq_lens), "q_lens must have one entry a sequence",
+            len(self.q_lens) == len(self.seq_lens),
+            "q_lens must have one entry a sequence",
             (len(self.q_lens), len(self.seq_lens)),
         )
         self.require(1.0 <= self.pool_slack < 1e6, "pool_slack must be at least 1", self.pool_slack)

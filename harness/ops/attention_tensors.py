@@ -26,12 +26,22 @@ class AttentionOperator:
 
     def spec(self, case: AttentionCase, layout: Layout, device: str, params: Mapping[str, Any]) -> AttentionSpec:
         return AttentionSpec(
-            num_q_heads=case.num_q_heads, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim,
-            block_size=case.block_size, dtype=case.dtype, scale=case.softmax_scale, layout=layout,
-            num_blocks=case.num_blocks, max_num_seqs=case.num_seqs, max_num_tokens=case.num_tokens,
-            max_q_len=case.max_q_len, max_seq_len=case.max_seq_len,
-            max_blocks_per_seq=max(case.blocks_per_seq, default=0) + 1, device=device, params=params,
-        )  # fmt: skip
+            num_q_heads=case.num_q_heads,
+            num_kv_heads=case.num_kv_heads,
+            head_dim=case.head_dim,
+            block_size=case.block_size,
+            dtype=case.dtype,
+            scale=case.softmax_scale,
+            layout=layout,
+            num_blocks=case.num_blocks,
+            max_num_seqs=case.num_seqs,
+            max_num_tokens=case.num_tokens,
+            max_q_len=case.max_q_len,
+            max_seq_len=case.max_seq_len,
+            max_blocks_per_seq=max(case.blocks_per_seq, default=0) + 1,
+            device=device,
+            params=params,
+        )
 
     def build(self, case: AttentionCase, hazards: Hazards, *, layers: int, device: str) -> AttentionInputs:
         """Make the tensors of `case`; equal cases give equal bytes on equal devices.
@@ -44,7 +54,7 @@ class AttentionOperator:
         Blocks are dealt in shuffled order, so that no kernel passes by assuming neighbours.
         """
         rng = np.random.default_rng(hz.seed_of(case.digest, hazards))
-        tables, unowned = hz.deal_blocks(case.blocks_per_seq, case.num_blocks, rng)
+        tables = hz.deal_blocks(case.blocks_per_seq, case.num_blocks, rng)
         step = make_step(tables, np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32), device)
         used = _slots_in_use(case, tables, device)
         made = [_make_layer(case, hazards, step, used, layer, device) for layer in range(layers)]
@@ -55,9 +65,13 @@ def make_step(tables: np.ndarray, seq_lens: np.ndarray, query_start_loc: np.ndar
     """Return the step of these host arrays, copied to the device."""
     on_device = [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in (tables, seq_lens, query_start_loc)]
     return AttentionStep(
-        block_tables=on_device[0], seq_lens=on_device[1], query_start_loc=on_device[2],
-        host_block_tables=tables, host_seq_lens=seq_lens, host_query_start_loc=query_start_loc,
-    )  # fmt: skip
+        block_tables=on_device[0],
+        seq_lens=on_device[1],
+        query_start_loc=on_device[2],
+        host_block_tables=tables,
+        host_seq_lens=seq_lens,
+        host_query_start_loc=query_start_loc,
+    )
 
 
 def _slots_in_use(case: AttentionCase, tables: np.ndarray, device: str) -> torch.Tensor:
@@ -227,7 +241,7 @@ class StagedAttention:
         return judge_attention(self.outs[layer], self.lses[layer], truth, quantises=quantises)
 
     def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
-        got = int(getattr(prepared, "checksum").sum(dtype=torch.int64)) % 2**32
+        got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32
         want = self.inputs.checksum(layer)
         reason = None if got == want else f"the checksum of what was read is {got:#010x}, of what is there {want:#010x}"
         return Verdict(passed=got == want, num_rows=1, num_failed=int(got != want), reason=reason, got=got, want=want)

@@ -43,7 +43,8 @@ class BlockCopyCase(Case):
         self.require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", self.dtype)
         self.require(self.num_copies >= 0, "num_copies must be at least 0", self.num_copies)
         self.require(
-            2 * self.num_copies <= self.num_blocks, "num_copies must be at most half of num_blocks",
+            2 * self.num_copies <= self.num_blocks,
+            "num_copies must be at most half of num_blocks",
             (self.num_copies, self.num_blocks),
         )
 

@@ -22,10 +22,17 @@ class BlockCopyOperator:
 
     def spec(self, case: BlockCopyCase, layout: Layout, device: str, params: Mapping[str, Any]) -> BlockCopySpec:
         return BlockCopySpec(
-            num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, block_size=case.block_size,
-            num_layers=case.num_layers, dtype=case.dtype, layout=layout, num_blocks=case.num_blocks,
-            max_num_copies=case.num_copies, device=device, params=params,
-        )  # fmt: skip
+            num_kv_heads=case.num_kv_heads,
+            head_dim=case.head_dim,
+            block_size=case.block_size,
+            num_layers=case.num_layers,
+            dtype=case.dtype,
+            layout=layout,
+            num_blocks=case.num_blocks,
+            max_num_copies=case.num_copies,
+            device=device,
+            params=params,
+        )
 
     def build(self, case: BlockCopyCase, hazards: Hazards, *, layers: int, device: str) -> BlockCopyInputs:
         """Make `layers` sets, each of case.num_layers pairs of caches full of random bits."""

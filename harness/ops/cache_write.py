@@ -48,7 +48,8 @@ class CacheWriteCase(Case):
         self.require(0 <= self.num_padding <= self.num_tokens, "num_padding must be 0 to num_tokens", self.num_padding)
         self.require(
             self.num_tokens - self.num_padding <= self.num_blocks * self.block_size,
-            "num_tokens must fit the pool's slots", (self.num_tokens, self.num_blocks * self.block_size),
+            "num_tokens must fit the pool's slots",
+            (self.num_tokens, self.num_blocks * self.block_size),
         )
 
     @property

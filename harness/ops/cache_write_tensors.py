@@ -22,9 +22,16 @@ class CacheWriteOperator:
 
     def spec(self, case: CacheWriteCase, layout: Layout, device: str, params: Mapping[str, Any]) -> CacheWriteSpec:
         return CacheWriteSpec(
-            num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, block_size=case.block_size, dtype=case.dtype,
-            layout=layout, num_blocks=case.num_blocks, max_num_tokens=case.num_tokens, device=device, params=params,
-        )  # fmt: skip
+            num_kv_heads=case.num_kv_heads,
+            head_dim=case.head_dim,
+            block_size=case.block_size,
+            dtype=case.dtype,
+            layout=layout,
+            num_blocks=case.num_blocks,
+            max_num_tokens=case.num_tokens,
+            device=device,
+            params=params,
+        )
 
     def build(self, case: CacheWriteCase, hazards: Hazards, *, layers: int, device: str) -> CacheWriteInputs:
         """Make new tokens, [num_tokens, num_kv_heads, head_dim], and a cache full of random bits for each layer."""

@@ -113,9 +113,7 @@ NHD = Layout(
     arrange=lambda key, value: (_swap_heads(key), _swap_heads(value)),
     restore=lambda key, value: (_swap_heads(key), _swap_heads(value)),
 )
-KV_NHD = Layout(
-    name="KV_NHD", arrange=_kv_nhd, restore=lambda key, value: (_swap_heads(key), _swap_heads(value))
-)
+KV_NHD = Layout(name="KV_NHD", arrange=_kv_nhd, restore=lambda key, value: (_swap_heads(key), _swap_heads(value)))
 X_PACKED = Layout(name="X_PACKED", arrange=_pack, restore=_unpack)
 HND_SWIZZLED = Layout(
     name="HND_SWIZZLED",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.record import Record
+from harness.report.html import html
 from harness.report.markdown import markdown
 from harness.report.rows import summary_line
 from harness.report.terminal import terminal_table
@@ -17,8 +18,9 @@ from harness.report.terminal import terminal_table
 __all__ = ["summary_line", "terminal_table", "write_report"]
 
 
-def write_report(records: Sequence[Record], folder: str | Path) -> tuple[Path, ...]:
-    """Write report.md into `folder`, which must exist; return what was written. OSError is the caller's."""
-    target = Path(folder) / "report.md"
-    target.write_text(markdown(records), encoding="utf-8")
-    return (target,)
+def write_report(records: Sequence[Record], folder: str | Path) -> tuple[Path, Path]:
+    """Write report.md and report.html into `folder`, which must exist; return their paths. OSError is the caller's."""
+    made = (Path(folder) / "report.md", Path(folder) / "report.html")
+    for path, page in zip(made, (markdown, html), strict=True):
+        path.write_text(page(records), encoding="utf-8")
+    return made

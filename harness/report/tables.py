@@ -39,10 +39,10 @@ def _case_columns(group: rows.CaseRows) -> Sequence[_Column]:
     return (
         ("implementation", group.label),
         (f"time {time.unit}", lambda r: time.show(rows.time_s(r))),
-        (f"interval {time.unit}", lambda r: units.interval(time, r.launch_s)),
         (rate.unit, lambda r: rate.show(rows.rate(r), 3)),
         ("of ceiling", lambda r: units.percent(r.ceiling_share)),
         ("to best", lambda r: units.ratio(group.to_best(r))),
+        (f"interval {time.unit}", lambda r: units.interval(time, r.launch_s)),
         (f"plan {time.unit}", lambda r: time.show(r.plan_s.median if r.plan_s else None, 3)),
         (f"host {time.unit}", lambda r: time.show(r.host_s, 3)),
         ("workspace", lambda r: units.size(r.workspace_bytes)),

@@ -67,6 +67,12 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def round_size(count: float) -> str:
+    """Return a round number of bytes, a tick of an axis, as "10 MB"."""
+    unit, name = next(((unit, name) for unit, name in _BYTES if count >= unit), (1.0, "B"))
+    return f"{count / unit:g} {name}"
+
+
 def percent(share: float | None) -> str:
     """Return a share of one as "97.8%"."""
     return MISSING if share is None else f"{100 * share:.1f}%"

@@ -1,0 +1,226 @@
+"""The parent that never dies: hands rows to a worker process, and replaces a worker that crashed, hung or lost its GPU.
+
+The row that was worked on becomes a record with the signal or the error and the worker's last words; all other rows go
+to the next worker. A worker is alive as long as it says something: the limit is on silence, not on total time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from harness.names import UsageError
+from harness.record import Record, parse_line
+
+if TYPE_CHECKING:
+    from harness.ops.case import Case
+    from harness.options import Options
+    from harness.registry import Entry
+
+#: Seconds of silence after which a worker is taken for hung. A first compilation of a large library may take minutes.
+STALL_S = 300.0
+#: Bytes of a dead worker's output that its row's record quotes.
+LAST_WORDS = 2000
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.worker import main; main(int(sys.argv[2]))"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a run is to do, as data that a worker can be sent."""
+
+    options: Options
+    device: str | None
+    run: str
+    impl_files: Sequence[str]
+    cases: Sequence[Case]
+    entries: Sequence[Entry]
+    stall_s: float = STALL_S
+
+
+@dataclasses.dataclass
+class _Death:
+    """How a worker ended, and at which row, if it had come to one."""
+
+    status: str
+    reason: str
+    row: int | None
+
+
+class Supervisor:
+    """Runs `work` and yields its records. `facts` holds the device, the toolchain and the self-test once one is known."""
+
+    def __init__(self, work: Work, progress: Callable[[str], None] = lambda _: None) -> None:
+        self.work, self.progress = work, progress
+        self.facts: dict[str, Any] = {}
+        pairs = [(case, entry) for case in work.cases for entry in work.entries if entry.impl.op == case.op]
+        self._waiting = dict(enumerate(pairs))
+
+    def records(self) -> Iterator[Record]:
+        """Yield a record for every row, whatever happens to workers. UsageError where none can start."""
+        while self._waiting:
+            before = len(self._waiting)
+            worker = _Worker(self)
+            try:
+                yield from worker.records()
+            finally:
+                worker.close()
+            if worker.death is not None:
+                yield from self._bury(worker.death, progressed=len(self._waiting) < before)
+
+    def _bury(self, death: _Death, progressed: bool) -> Iterator[Record]:
+        """Records of the rows that a dead worker takes with it: the one it was at; its case's, where none was named."""
+        if death.row in self._waiting:
+            lost = [death.row]
+        elif progressed:
+            return
+        else:
+            first = next(iter(self._waiting.values()))[0].name
+            lost = [number for number, (case, _) in self._waiting.items() if case.name == first]
+        if not self.facts:
+            raise UsageError(f"the worker {death.reason}")
+        for number in lost:
+            assert number is not None
+            yield self._lost_record(death, *self._waiting.pop(number))
+
+    def _lost_record(self, death: _Death, case: Case, entry: Entry) -> Record:
+        device = self.facts["device"]
+        measured: Any = case
+        return Record(
+            run=self.work.run,
+            suite=self.work.options.suite,
+            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            op=case.op,
+            case=case.name,
+            case_digest=case.digest,
+            shape=case.to_json(),
+            impl=entry.impl.name,
+            layout=entry.layout.name,
+            role=entry.impl.role,
+            params=entry.impl.resolve_params(entry.params),
+            status=death.status,
+            reason=death.reason,
+            device=device["slug"],
+            device_kind=device["kind"],
+            toolchain=self.facts["toolchain"],
+            traffic_bytes=measured.traffic_bytes,
+            flops=measured.flops,
+        )
+
+    def settle(self, number: int) -> None:
+        """A worker has recorded this row."""
+        self._waiting.pop(number, None)
+
+    def request(self) -> dict[str, Any]:
+        """The rows still waiting, as a worker reads them."""
+        work = self.work
+        return {
+            "options": dataclasses.asdict(work.options),
+            "device": work.device,
+            "run": work.run,
+            "impl_files": list(work.impl_files),
+            "cases": {case.name: case.to_json() for case, _ in self._waiting.values()},
+            "rows": [
+                {"number": number, "case": case.name, "entry": str(entry), "params": dict(entry.params)}
+                for number, (case, entry) in self._waiting.items()
+            ],
+        }
+
+
+class _Worker:
+    """One worker process, from its start to its end."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self.death: _Death | None = None
+        self._row: int | None = None
+        self._doing = "starting"
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        read, write = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
+            pass_fds=[write],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(write)
+        self._channel = os.fdopen(read, "rb", buffering=0)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it may die at once; reading its channel tells
+            self._process.stdin.write(json.dumps(supervisor.request()).encode() + b"\n")
+            self._process.stdin.close()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the worker's records until it is done, dies or falls silent."""
+        for line in self._lines():
+            message = json.loads(line)
+            if "record" in message:
+                self._supervisor.settle(message["row"])
+                yield parse_line(message["record"])
+            elif "doing" in message:
+                self._row, self._doing = message["row"], message["doing"]
+                self._supervisor.progress(self._doing)
+            elif "hello" in message:
+                self._supervisor.facts = message["hello"]
+            elif "lost" in message:
+                return
+            elif "error" in message:
+                raise UsageError(message["error"])
+            elif "done" in message:
+                return
+        if self.death is None:
+            self.death = self._autopsy()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Lines of the channel until it closes; on a silence of `stall_s` the worker is killed."""
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            while True:
+                if not selector.select(self._supervisor.work.stall_s):
+                    self.kill()
+                    self.death = _Death("timeout", self._silence(), self._row)
+                    return
+                chunk = self._channel.read(1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+
+    def _silence(self) -> str:
+        return f"silent for {self._supervisor.work.stall_s:.0f} s in '{self._doing}', killed{self._last_words()}"
+
+    def _autopsy(self) -> _Death:
+        code = self._process.wait()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _Death("failed", f"died in '{self._doing}': {how}{self._last_words()}", self._row)
+
+    def _last_words(self) -> str:
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(size - LAST_WORDS, 0))
+        words = self._output.read().decode(errors="replace").strip()
+        return f"; last words: {words}" if words else "; it left no last words"
+
+    def kill(self) -> None:
+        """End the worker and whatever it started; harmless when it has ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it may end between the two calls
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kill it and let go of its channel and its words."""
+        self.kill()
+        self._channel.close()
+        self._output.close()

@@ -1,0 +1,75 @@
+"""One process that may die: it measures rows and tells its parent, a line of JSON at a time. See supervisor.py.
+
+Lines it reads, one: the work. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number},
+{"record": ..., "row": number}, {"lost": why} before it gives up a device that answers no more, {"error": why} for wrong
+usage, {"done": true}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from harness.names import UsageError
+from harness.ops import case_from_json
+from harness.registry import Registry, default_registry
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(channel: int) -> None:
+    """Work through what standard input asks for; `channel` is the descriptor that the parent reads."""
+    _die_with_parent()
+    faulthandler.enable()  # last words of a crash: where each thread was
+    pipe = os.fdopen(channel, "w", buffering=1)
+
+    def tell(**message: Any) -> None:
+        pipe.write(json.dumps(message) + "\n")
+
+    try:
+        _work(json.loads(sys.stdin.readline()), tell)
+        tell(done=True)
+    except UsageError as error:
+        tell(error=str(error))
+    except BrokenPipeError:
+        os._exit(1)
+    except Exception:
+        tell(error=traceback.format_exc())
+
+
+def _work(asked: dict[str, Any], tell: Any) -> None:
+    from harness.options import Options
+    from harness.pipeline import DeviceLost, Session, Task
+
+    registry = default_registry(asked["impl_files"])
+    session = Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"])
+    tell(hello=session.facts())
+    cases = {name: case_from_json(data) for name, data in asked["cases"].items()}
+    rows = [
+        Task(number=row["number"], case=cases[row["case"]], entry=_entry(registry, row["entry"], row["params"]))
+        for row in asked["rows"]
+    ]
+    try:
+        for number, record in session.run_tasks(rows, lambda doing, row: tell(doing=doing, row=row)):
+            tell(record=record.to_line(), row=number)
+    except DeviceLost as lost:
+        tell(lost=str(lost))
+        os._exit(1)  # what a lost context would do on the way out is not worth waiting for
+
+
+def _entry(registry: Registry, name: str, params: dict[str, Any]) -> Any:
+    (entry,) = registry.entries([name], roles=("implementation", "control", "reader"))
+    return dataclasses.replace(entry, params=params)
+
+
+def _die_with_parent() -> None:
+    """On Linux, be killed when the parent dies, however it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
