@@ -1,0 +1,131 @@
+"""Cases that differ in one thing only, found by their shapes: the curves of a report.
+
+Two cases belong to one curve if everything in their shapes is equal but the one thing on the x axis (and their names).
+A context or batch needs sequences of one length; ragged batches are on no such axis and stay in the tables.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness.record import Record
+from harness.report import rows
+
+MIN_POINTS = 3  # two points are a bar, no curve
+
+Shape = Mapping[str, Any]
+#: takes a shape; returns the value on the axis and all that must be equal, or None for a case that is not on this axis
+Axis = Callable[[Shape], tuple[int, Shape] | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curves:
+    """One picture: several rows over one axis, and the ceiling. `fixed` says in words what all its cases share.
+
+    points     label -> (x, record), x ascending
+    ceiling    (x, bytes a second)
+    """
+
+    axis: str
+    fixed: str
+    device_kind: str
+    points: Mapping[str, tuple[tuple[int, Record], ...]]
+    ceiling: tuple[tuple[int, float], ...]
+
+    @property
+    def xs(self) -> tuple[int, ...]:
+        """Every value on the axis that some row reached, ascending."""
+        return tuple(sorted({x for points in self.points.values() for x, _ in points}))
+
+    def ranked(self) -> list[str]:
+        """Labels, the best first: by the mean over all cases of the rate over the best rate; a missing case counts 0."""
+        best: dict[int, float] = collections.defaultdict(float)
+        for points in self.points.values():
+            for x, record in points:
+                best[x] = max(best[x], rows.rate(record) or 0)
+        scores = {
+            label: sum((rows.rate(record) or 0) / (best[x] or 1) for x, record in points)
+            for label, points in self.points.items()
+        }
+        return sorted(scores, key=lambda label: -scores[label])
+
+
+def _context(shape: Shape) -> tuple[int, Shape] | None:
+    return (shape["seq_lens"][0], _without(shape, "seq_lens")) if _uniform(shape) else None
+
+
+def _batch(shape: Shape) -> tuple[int, Shape] | None:
+    if not _uniform(shape):
+        return None
+    one = {"seq_lens": shape["seq_lens"][:1], "q_lens": (shape.get("q_lens") or (1,))[:1]}
+    return len(shape["seq_lens"]), {**_without(shape), **one}
+
+
+def _field(name: str) -> Axis:
+    """The axis of a field that is one number."""
+    return lambda shape: (shape[name], _without(shape, name)) if isinstance(shape.get(name), int) else None
+
+
+def _uniform(shape: Shape) -> bool:
+    """Whether all sequences are of one length of at least 1, with equally many queries."""
+    lens, q_lens = set(shape.get("seq_lens") or ()), set(shape.get("q_lens") or (1,))
+    return len(lens) == 1 and min(lens) > 0 and len(q_lens) == 1
+
+
+def _without(shape: Shape, *fields: str) -> Shape:
+    return {name: value for name, value in shape.items() if name not in ("name", *fields)}
+
+
+AXES: Mapping[str, Axis] = {
+    "context": _context,
+    "block size": _field("block_size"),
+    "batch": _batch,
+    "tokens": _field("num_tokens"),
+    "copies": _field("num_copies"),
+}
+
+
+def find_curves(groups: Sequence[rows.CaseRows]) -> list[Curves]:
+    """Return every curve of at least MIN_POINTS cases, by axis."""
+    found = []
+    for axis, place in AXES.items():
+        families: dict[str, dict[int, rows.CaseRows]] = collections.defaultdict(dict)
+        for group in groups:
+            placed = place(group.first.shape)
+            if placed and group.timed:
+                key = json.dumps([group.first.run, group.first.device, placed[1]], sort_keys=True, default=str)
+                families[key].setdefault(placed[0], group)  # one shape under two names: the first; both have tables
+        found += [_curves(axis, family) for family in families.values() if len(family) >= MIN_POINTS]
+    return found
+
+
+def _curves(axis: str, family: Mapping[int, rows.CaseRows]) -> Curves:
+    points: dict[str, list[tuple[int, Record]]] = collections.defaultdict(list)
+    ceiling = []
+    for x, group in sorted(family.items()):
+        for record in group.timed:
+            if record.role == "implementation":
+                points[group.label(record)].append((x, record))
+        known = group.ceiling
+        if known and known.ceiling_s and known.traffic_bytes:
+            ceiling.append((x, known.traffic_bytes / known.ceiling_s))
+    first = next(iter(family.values())).first
+    return Curves(
+        axis=axis, fixed=_fixed(axis, first.op, first.shape), device_kind=first.device_kind,
+        points={label: tuple(of) for label, of in points.items()}, ceiling=tuple(ceiling),
+    )
+
+
+def _fixed(axis: str, op: str, shape: Shape) -> str:
+    """Say what the cases share: the shape in words, without what varies."""
+    drop = {"context": "seq_lens", "batch": "seq_lens", "block size": "block_size"}.get(axis, f"num_{axis}")
+    words = [op, rows.describe(_without(shape, drop))]
+    if axis == "context":
+        words.insert(1, f"batch {len(shape['seq_lens'])}")
+    if axis == "batch":
+        words.insert(1, f"context {shape['seq_lens'][0]}")
+    return ", ".join(words)

@@ -1,0 +1,169 @@
+"""report.html: complete, true to the records, safe, self-contained; and alive in a browser where there is one."""
+
+import html.parser
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from harness.record import STATUSES
+from harness.report import write_report
+from harness.report.html import html as page_of
+
+CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+
+
+class Page(html.parser.HTMLParser):
+    """What a page holds: tags with attributes, ids, and the text of each table row by the id of its section."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.ids, self.rows, self.section = [], [], [], {}, None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "link", "br", "wbr", "input"):
+            self.open.append(tag)
+        if "id" in dict(attributes):
+            self.ids.append(dict(attributes)["id"])
+        if tag == "section":
+            self.section = dict(attributes)["id"]
+        if tag == "tr":
+            self.rows.setdefault(self.section, []).append([])
+        if tag in ("td", "th"):
+            self.rows[self.section][-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.open) and "code" not in self.open:
+            self.rows[self.section][-1][-1] += data
+
+
+def test_a_case_table_equals_its_records(gpu_run):
+    """Parsed back, the times and shares of a case are those of its records, fastest first."""
+    wanted = {r.row: r for r in gpu_run if r.case == "facts.a" and r.launch_s}
+    heads, *lines = Page(page_of(gpu_run)).rows["case-0"]
+    lines = [line for line in lines if len(line) == len(heads)]
+    times = [float(line[1]) for line in lines]
+
+    assert {line[0] for line in lines} == set(wanted)
+    assert times == sorted(times)
+    for line in lines:
+        record, cells = wanted[line[0]], dict(zip(heads, line, strict=True))
+        assert float(cells["time µs"]) == pytest.approx(record.launch_s.median * 1e6, rel=5e-4)
+        assert float(cells["of ceiling"].rstrip("%")) == pytest.approx(100 * record.ceiling_share, abs=0.06)
+        low, high = map(float, cells["interval µs"].split(" to "))
+        assert (low, high) == pytest.approx((record.launch_s.low * 1e6, record.launch_s.high * 1e6), rel=5e-4)
+
+
+def test_every_row_is_there_with_its_command(gpu_run):
+    """Each record, whatever became of it, is a row of its case with the command that runs it again."""
+    text = page_of(gpu_run)
+
+    assert text.count("<code>pagedbench run --impl ") == len(gpu_run)
+    assert "<code>pagedbench run --impl &#39;cuda.split_kv[NHD]&#39; --case facts.a --set splits=0 --set warps=8</code>" in text
+    for status in STATUSES[1:]:
+        assert f'<span class="badge {status}">{status}</span>' in text
+    assert "worst [seq 2, head 5, dim 17]: got 0.4131" in text
+
+
+def test_the_page_needs_nothing_else(gpu_run, cpu_run):
+    """No address of any network, no file, no script or style from outside; links lead to places on the page."""
+    for records in (gpu_run, cpu_run):
+        text = page_of(records)
+        page = Page(text)
+        targets = [attributes[name] for _, attributes in page.tags for name in ("src", "href", "action") if name in attributes]
+
+        assert not re.search(r"https?://|url\(|@import", text)
+        assert set(targets) - {"data:,"} <= {f"#{name}" for name in page.ids}
+        assert len(page.ids) == len(set(page.ids))
+
+
+def test_names_cannot_break_out(hostile_run):
+    """Markup in any text of a record stays text: the page has its own script and no other tag of a record's making."""
+    page = Page(page_of(hostile_run))
+
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+def test_a_full_run_stays_under_three_megabytes(gpu_run):
+    """2,244 rows, six times the synthetic run, make less than 3 MB."""
+    records = [replace(r, case=f"{r.case}.{i}", case_digest=f"{r.case_digest}{i}") for i in range(6) for r in gpu_run]
+
+    assert len(page_of(records).encode()) < 3e6
+
+
+def test_a_check_alone_makes_a_page(gpu_run):
+    """Without any time there are verdicts and reasons, and no empty pictures."""
+    text = page_of([replace(r, launch_s=None, plan_s=None, ceiling_share=None, ceiling_s=None) for r in gpu_run[:40]])
+
+    assert "of what is allowed" in text
+    assert 'id="curves"' not in text
+
+
+def test_no_records_make_a_page():
+    """An empty run is a page that says so."""
+    assert "Nothing ran" in page_of([])
+
+
+def test_more_than_the_ceiling_is_marked(gpu_run):
+    """A share over 100% is a failure of the measurement: the number stays and its cell is marked."""
+    record = next(r for r in gpu_run if r.launch_s)
+    text = page_of([replace(record, ceiling_share=1.042)])
+
+    assert '<td class="bar over" style="--share:1.000">104.2%</td>' in text
+
+
+def test_both_pages_are_written(tmp_path, gpu_run):
+    """write_report leaves report.md and report.html and says where."""
+    made = write_report(gpu_run, tmp_path)
+
+    assert [path.name for path in made] == ["report.md", "report.html"]
+    assert all(path.stat().st_size > 1000 for path in made)
+
+
+ACT = """
+<script>
+{
+const buttons = [...document.querySelectorAll("#case-0 thead button")];
+buttons.find((button) => button.textContent === "implementation").click();
+const first = document.querySelector("#case-0 tbody summary").textContent;
+buttons.find((button) => button.textContent === "energy").click();
+buttons.find((button) => button.textContent === "energy").click();
+const hungriest = document.querySelector("#case-0 tbody summary").textContent;
+const input = document.querySelector("#filter");
+input.value = "facts.F wrong nhd";
+input.dispatchEvent(new Event("input"));
+const shown = [...document.querySelectorAll("#cases tbody tr")].filter((row) => !row.hidden && !row.closest("[hidden]"));
+document.querySelector("#theme").click();
+document.body.dataset.seen = [first, hungriest, shown.length, document.querySelector(".controls [role=status]").textContent,
+  document.documentElement.dataset.theme, document.querySelectorAll(".plot .mark[data-tip]").length > 100].join("|");
+}
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_shows_sorts_and_filters(tmp_path, gpu_run):
+    """In headless Chromium the page loads without a console error; sorting, filtering and the theme work."""
+    path = tmp_path / "report.html"
+    path.write_text(page_of(gpu_run).replace("</body>", ACT), encoding="utf-8")
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    seen = re.search(r'data-seen="([^"]*)"', done.stdout)
+
+    assert "CONSOLE" not in done.stderr
+    assert seen, done.stderr
+    assert seen[1] == "control.base2_lse[HND]|numpy.dense[HND]|1|1 of 374 rows|dark|true"
