@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-import tabulate  # type: ignore[import-untyped]
+import tabulate
 
 from harness.record import STATUSES, Record
 from harness.report import rows, tables, units

@@ -6,7 +6,7 @@ import collections
 import textwrap
 from collections.abc import Iterator, Sequence
 
-import tabulate  # type: ignore[import-untyped]
+import tabulate
 
 from harness.record import STATUSES, Record
 from harness.report import rows, units
