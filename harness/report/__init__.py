@@ -22,5 +22,5 @@ def write_report(records: Sequence[Record], folder: str | Path) -> tuple[Path, P
     """Write report.md and report.html into `folder`, which must exist; return their paths. OSError is the caller's."""
     made = (Path(folder) / "report.md", Path(folder) / "report.html")
     for path, page in zip(made, (markdown, html), strict=True):
-        path.write_text(page(records), encoding="utf-8")
+        path.write_text(page(records), encoding="utf-8", errors="backslashreplace")
     return made

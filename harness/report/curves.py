@@ -55,25 +55,30 @@ class Curves:
 
 
 def _context(shape: Shape) -> tuple[int, Shape] | None:
-    return (shape["seq_lens"][0], _without(shape, "seq_lens")) if _uniform(shape) else None
+    length = _uniform(shape)
+    return (length, _without(shape, "seq_lens")) if length else None
 
 
 def _batch(shape: Shape) -> tuple[int, Shape] | None:
-    if not _uniform(shape):
-        return None
-    one = {"seq_lens": shape["seq_lens"][:1], "q_lens": (shape.get("q_lens") or (1,))[:1]}
-    return len(shape["seq_lens"]), {**_without(shape), **one}
+    length = _uniform(shape)
+    one = {"seq_lens": length, "q_lens": rows.whole_numbers(shape, "q_lens")[:1]}
+    return (len(shape["seq_lens"]), {**_without(shape), **one}) if length else None
 
 
 def _field(name: str) -> Axis:
-    """The axis of a field that is one number."""
-    return lambda shape: (shape[name], _without(shape, name)) if isinstance(shape.get(name), int) else None
+    """The axis of a field that is one number of at least 1."""
+
+    def place(shape: Shape) -> tuple[int, Shape] | None:
+        value = shape.get(name)
+        return (value, _without(shape, name)) if type(value) is int and value > 0 else None
+
+    return place
 
 
-def _uniform(shape: Shape) -> bool:
-    """Whether all sequences are of one length of at least 1, with equally many queries."""
-    lens, q_lens = set(shape.get("seq_lens") or ()), set(shape.get("q_lens") or (1,))
-    return len(lens) == 1 and min(lens) > 0 and len(q_lens) == 1
+def _uniform(shape: Shape) -> int | None:
+    """The one length of all sequences, where they have one and equally many queries; None for 0 tokens."""
+    lens, q_lens = set(rows.whole_numbers(shape, "seq_lens")), set(rows.whole_numbers(shape, "q_lens"))
+    return max(0, *lens) or None if len(lens) == 1 and len(q_lens) <= 1 else None
 
 
 def _without(shape: Shape, *fields: str) -> Shape:
@@ -99,7 +104,8 @@ def find_curves(groups: Sequence[rows.CaseRows]) -> list[Curves]:
             if placed and group.timed:
                 key = json.dumps([group.first.run, group.first.device, placed[1]], sort_keys=True, default=str)
                 families[key].setdefault(placed[0], group)  # one shape under two names: the first; both have tables
-        found += [_curves(axis, family) for family in families.values() if len(family) >= MIN_POINTS]
+        made = [_curves(axis, family) for family in families.values() if len(family) >= MIN_POINTS]
+        found += [curves for curves in made if len(curves.xs) >= MIN_POINTS]
     return found
 
 
@@ -108,7 +114,7 @@ def _curves(axis: str, family: Mapping[int, rows.CaseRows]) -> Curves:
     ceiling = []
     for x, group in sorted(family.items()):
         for record in group.timed:
-            if record.role == "implementation":
+            if record.role == "implementation" and rows.rate(record):
                 points[group.label(record)].append((x, record))
         known = group.ceiling
         if known and known.ceiling_s and known.traffic_bytes:

@@ -70,7 +70,8 @@ def _curve_figure(curves: Curves, looks: Mapping[str, plots.Style]) -> Figure:
 def _point(x: int, record: Record, label: str, axis: str, rate: units.Scale) -> plots.Point:
     assert record.launch_s is not None
     assert record.traffic_bytes is not None
-    low, high = (record.traffic_bytes / time / rate.size for time in (record.launch_s.high, record.launch_s.low))
+    ends = (time if time > 0 else record.launch_s.median for time in (record.launch_s.high, record.launch_s.low))
+    low, high = (record.traffic_bytes / time / rate.size for time in ends)
     said = f"{label}, {axis} {x}: {rate.show(rows.rate(record), 3)} {rate.unit}"
     said += "" if record.ceiling_share is None else f", {units.percent(record.ceiling_share)} of ceiling"
     return plots.Point(x=x, y=(rows.rate(record) or 0) / rate.size, low=low, high=high, title=said)
@@ -90,7 +91,7 @@ def _curve_table(curves: Curves, ranked: Sequence[str], rate: units.Scale) -> Ta
 #: what is shown of memory: what it is, and where a record has it
 _MEMORY: Sequence[tuple[str, Callable[[Record], int | None]]] = (
     ("declared workspace", lambda r: r.workspace_bytes),
-    ("allocator peak", lambda r: r.memory.get("allocator_peak_bytes")),
+    ("allocator peak", rows.peak_bytes),
 )
 
 
@@ -103,7 +104,7 @@ def memory_figure(records: Sequence[Record]) -> Figure | None:
         held = most.setdefault(record.row, [None] * len(_MEMORY))
         for kind, (_, of) in enumerate(_MEMORY):
             value = of(record)
-            if value is not None and (held[kind] is None or (value, record.case) > (held[kind] or (0, ""))):
+            if value is not None and (value, record.case) > (held[kind] or (-1, "")):
                 held[kind] = (value, record.case)
     values = [found[0] for held in most.values() for found in held if found and found[0] > 0]
     if not values:

@@ -29,10 +29,11 @@ def html(records: Sequence[Record]) -> str:
     )
     environment.filters["breakable"] = _breakable
     groups = rows.by_case(records)
+    verdict, good = rows.verdict(records)
     return environment.get_template("report.html.j2").render(
         css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
         js=Markup((_HERE / "report.js").read_text(encoding="utf-8")),
-        verdict=rows.verdict(records), good=not any(r.status in rows.BAD and r.role == "implementation" for r in records),
+        verdict=verdict, good=good,
         summary=rows.summary_line(records), runs=list(dict.fromkeys((r.run, r.suite, r.device) for r in records)),
         statuses=STATUSES, tally=rows.tally(records), reasons=[_reason(reason) for reason in rows.reasons(records)],
         overview=[_overview(index, group) for index, group in enumerate(groups)],
@@ -79,21 +80,22 @@ def _fastest(record: Record | None, best: Record | None, scale: units.Scale) -> 
 def _case(group: rows.CaseRows) -> dict[str, Any]:
     """One case: its table's cells with what is drawn beside them, then the rows that have no time."""
     table = tables.case_table(group)
-    share = table.heads.index("of ceiling") if "of ceiling" in table.heads else -1
+    heads = [head for head in table.heads if head != "flags"]  # flags stand below the name, where they are seen
+    share = heads.index("of ceiling") if "of ceiling" in heads else -1
     timed = [
-        {"cells": cells, "share": record.ceiling_share, "best": rows.time_s(record) == group.best_s, "role": record.role,
-         "command": rows.command(record)}
+        {"cells": cells[: len(heads)], "share": record.ceiling_share, "best": rows.time_s(record) == group.best_s,
+         "role": record.role, "command": rows.command(record), "flags": record.flags}
         for record, cells in zip(group.timed, table.lines, strict=True)
     ]
     untimed = [
         {"name": group.label(record), "status": record.status, "role": record.role, "said": _said(record),
-         "command": rows.command(record)}
+         "command": rows.command(record), "flags": record.flags}
         for record in group.untimed
     ]
     return {
         "name": group.first.case, "op": group.first.op, "digest": group.first.case_digest, "run": group.first.run,
         "device": group.first.device, "shape": rows.describe(group.first.shape), "ceiling": tables.ceiling_line(group),
-        "heads": table.heads, "share": share, "timed": timed, "untimed": untimed,
+        "heads": heads, "share": share, "timed": timed, "untimed": untimed,
     }  # fmt: skip
 
 

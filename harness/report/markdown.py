@@ -17,7 +17,7 @@ def markdown(records: Sequence[Record]) -> str:
     """Return the whole report as GitHub-flavoured Markdown."""
     groups = rows.by_case(records)
     timed = [group for group in groups if group.timed]
-    parts = [f"# {rows.verdict(records)}", *_where(records), escape(rows.summary_line(records)) + ".", _tally_table(records)]
+    parts = [f"# {rows.verdict(records)[0]}", *_where(records), escape(rows.summary_line(records)) + ".", _tally_table(records)]
     if timed:
         parts += ["## Fastest by case", _overview(timed), "## Cases"]
         for group in timed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,9 +15,8 @@ from harness.report import units
 #: whose rows these are, in the order of every table: title and test
 SIDES = ("implementations", "peers", "controls", "readers")
 
-#: statuses with which a run should not end, in order of gravity
-BAD = ("wrong", "failed", "timeout")
-BAD_WORDS = ("wrong", "failed", "timed out")
+#: statuses with which no row should end, in words
+BAD = {"wrong": "wrong", "failed": "failed", "timeout": "timed out"}
 
 
 def side(record: Record) -> str:
@@ -39,19 +39,35 @@ def spread(record: Record) -> float | None:
 
 
 def rate(record: Record) -> float | None:
-    """Return unique bytes a second, or None where there is no time or no traffic."""
+    """Return unique bytes a second, or None where there is no time (or it is no time at all) or no traffic."""
     time = time_s(record)
-    return record.traffic_bytes / time if time and record.traffic_bytes is not None else None
+    return record.traffic_bytes / time if time and time > 0 and record.traffic_bytes is not None else None
 
 
 def worst_error(record: Record) -> float | None:
-    """Return the largest error over what was allowed, of all input families; over 1 is wrong."""
-    return max((value for value in map(_share, record.check.values()) if value is not None), default=None)
+    """Return the largest error over what was allowed, of all input families and all tests; over 1 is wrong."""
+    families = [outcome.get("ratios") for outcome in record.check.values() if isinstance(outcome, Mapping)]
+    ratios = [ratio for family in families if isinstance(family, Mapping) for ratio in family.values()]
+    numbers = [math.inf if ratio == "inf" else ratio for ratio in ratios]  # JSON has no infinity, a record its name
+    return max((float(number) for number in numbers if is_number(number)), default=None)
 
 
-def _share(outcome: Any) -> float | None:
-    value = outcome.get("worst") if isinstance(outcome, Mapping) else outcome
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def peak_bytes(record: Record) -> int | None:
+    """Return the allocator's peak while the row was prepared and launched, or None where it was not measured."""
+    value = record.memory.get("allocator_peak_bytes")
+    return value if is_number(value) else None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value from a record's free-form fields is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def whole_numbers(shape: Mapping[str, Any], field: str) -> tuple[int, ...]:
+    """Return a shape's list of whole numbers; () where it has none, since a shape is free-form."""
+    values = shape.get(field)
+    good = isinstance(values, list | tuple) and all(type(value) is int for value in values)
+    return tuple(values) if values and good else ()
 
 
 def command(record: Record) -> str:
@@ -67,10 +83,10 @@ def command(record: Record) -> str:
 def describe(shape: Mapping[str, Any]) -> str:
     """Return a case's shape in a line: "64 x 8192 tokens, heads 32/8 x 128, block 16, bf16"."""
     parts = []
-    if isinstance(lens := shape.get("seq_lens"), list | tuple):
-        parts.append(_lengths(lens))
-        q_lens = shape.get("q_lens") or (1,)
-        parts += [f"queries {_lengths(q_lens, 'each')}"] if max(q_lens) > 1 else []
+    if "seq_lens" in shape:
+        parts.append(_lengths(whole_numbers(shape, "seq_lens")))
+        q_lens = whole_numbers(shape, "q_lens")
+        parts += [f"queries {_lengths(q_lens, 'each')}"] if max(q_lens, default=1) > 1 else []
     if "num_q_heads" in shape:
         parts.append(f"heads {shape['num_q_heads']}/{shape.get('num_kv_heads')} x {shape.get('head_dim')}")
     elif "num_kv_heads" in shape:
@@ -173,17 +189,22 @@ def reasons(records: Iterable[Record], statuses: Sequence[str] = STATUSES[1:]) -
     return sorted(found, key=lambda group: (statuses.index(group.status), -len(group.rows)))
 
 
-def verdict(records: Sequence[Record]) -> str:
-    """Return the report's first line: what is wrong, else that everything measured is right."""
-    judged = [r for r in records if r.role == "implementation"]
-    bad = collections.Counter(r.status for r in judged if r.status in BAD)
+def verdict(records: Sequence[Record]) -> tuple[str, bool]:
+    """Return the report's first line, and whether it is good news: ours and the controls decide, peers are told of."""
+    ours, peers = (_faults([r for r in records if side(r) == whose]) for whose in ("implementations", "peers"))
     missed = sum(r.role == "control" and r.status == "ok" for r in records)
-    parts = [f"{units.count(bad[status], 'row')} {word}" for status, word in zip(BAD, BAD_WORDS, strict=True) if bad[status]]
+    num_good = sum(r.role == "implementation" and r.status == "ok" for r in records)
+    if not (ours or peers or missed):
+        return (f"All {units.count(num_good, 'row')} that ran are right", True) if num_good else ("Nothing ran", True)
+    parts = [ours or "All of ours that ran are right"]
+    parts += [f"peers: {peers}"] if peers else []
     parts += [f"{units.count(missed, 'control')} passed that should not"] if missed else []
-    if parts:
-        return ", ".join(parts)
-    good = sum(r.status == "ok" for r in judged)
-    return f"All {units.count(good, 'row')} that ran are right" if good else "Nothing ran"
+    return "; ".join(parts), not (ours or missed)
+
+
+def _faults(records: Sequence[Record]) -> str:
+    counts = collections.Counter(r.status for r in records)
+    return ", ".join(f"{units.count(counts[status], 'row')} {word}" for status, word in BAD.items() if counts[status])
 
 
 def summary_line(records: Iterable[Record]) -> str:

@@ -46,7 +46,7 @@ def _case_columns(group: rows.CaseRows) -> Sequence[_Column]:
         (f"plan {time.unit}", lambda r: time.show(r.plan_s.median if r.plan_s else None, 3)),
         (f"host {time.unit}", lambda r: time.show(r.host_s, 3)),
         ("workspace", lambda r: units.size(r.workspace_bytes)),
-        ("peak", lambda r: units.size(r.memory.get("allocator_peak_bytes"))),
+        ("peak", lambda r: units.size(rows.peak_bytes(r))),
         ("energy", lambda r: units.joules(r.energy_j)),
         ("power W", lambda r: units.MISSING if r.power_w is None else units.decimal(r.power_w, 3)),
         ("flags", lambda r: ", ".join(r.flags)),
@@ -77,11 +77,18 @@ def fact_tables(records: Sequence[Record]) -> Iterator[tuple[str, Table]]:
     yield from ((title, table) for title, table in found if table.lines)
 
 
-def ledgers(records: Iterable[Record]) -> Table:
-    """Return one line for each implementation, topic and remark; with the number of cases that carry it."""
-    counts = collections.Counter((r.row, topic, remark) for r in records for topic, remark in r.ledger.items())
-    lines = tuple((*key, str(number)) for key, number in sorted(counts.items()))
-    return Table(heads=("implementation", "topic", "remark", "cases"), lines=lines, words=3)
+def ledgers(records: Sequence[Record]) -> Table:
+    """Return one line for each remark: its topic, and which rows carry it, "all" where every row does."""
+    carriers: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    everyone = collections.Counter(record.row for record in records if record.ledger)
+    for record in records:
+        for topic, remark in record.ledger.items():
+            carriers[topic, remark][record.row] += 1
+    lines = tuple(
+        (topic, remark, "all" if names == everyone else ", ".join(names), str(names.total()))
+        for (topic, remark), names in sorted(carriers.items(), key=lambda item: (item[0][0], -item[1].total()))
+    )
+    return Table(heads=("topic", "remark", "implementations", "rows"), lines=lines, words=3)
 
 
 def kernels(records: Iterable[Record]) -> Table:

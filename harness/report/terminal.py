@@ -20,7 +20,8 @@ Cells = list[str]
 def terminal_table(records: Sequence[Record]) -> str:
     """Return what `pagedbench check`, `bench` and `run` print: a table a case, then every row that has no number, and why.
 
-    Records without any time give a table of verdicts instead. It ends with `summary_line`.
+    Records without any time give a table of verdicts instead. It ends with `summary_line`. A character that would steer
+    the terminal becomes "?".
     """
     if not records:
         return "no rows"
@@ -28,7 +29,8 @@ def terminal_table(records: Sequence[Record]) -> str:
     timed = [group for group in groups if group.timed]
     parts = [_case_table(group) for group in timed] or [_verdicts(records)]
     parts += _other_rows(records)
-    return "\n\n".join([*parts, _wrapped(rows.summary_line(records), "")])
+    text = "\n\n".join([*parts, _wrapped(rows.summary_line(records), "")])
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def _case_table(group: rows.CaseRows) -> str:

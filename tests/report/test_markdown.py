@@ -42,7 +42,7 @@ def test_the_verdict_comes_first_and_every_status_shows(gpu_run):
     """The first line says what is wrong; each status that occurs is counted, each bad row's reason is quoted."""
     text = markdown(gpu_run)
 
-    assert text.splitlines()[0] == "# 2 rows wrong, 1 row failed, 1 row timed out"
+    assert text.splitlines()[0] == "# 1 row wrong, 1 row failed, 1 row timed out; peers: 1 row wrong"
     for status in STATUSES[1:]:
         assert f"**{status}**" in text
     assert "worst [seq 2, head 5, dim 17]: got 0.4131" in text
