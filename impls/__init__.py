@@ -8,6 +8,9 @@ from harness.registry import Impl, Limits
 #: every layout in which a paged cache can be held
 WRITABLE = (*PAGED, HND_SWIZZLED)
 
+#: of kernels that move whole vectors of 16 bytes
+VECTORS = Limits(dtypes={"f32", "f16", "bf16"}, head_dim_multiple=8)
+
 IMPLS: tuple[Impl, ...] = (
     # attention
     Impl(
@@ -24,7 +27,7 @@ IMPLS: tuple[Impl, ...] = (
     ),
     Impl(
         name="torch.blocked", op="attention", prepare="impls.torch_blocked:prepare",
-        layouts=WRITABLE, params={"tile": (256, 16, 64, 1024)}, note="walks block tables, online softmax across tiles of blocks",
+        layouts=WRITABLE, params={"tile": (256, 16, 64, 1024)}, note="walks block tables, one online softmax across tiles",
     ),
     Impl(
         name="torch.contiguous", op="attention", prepare="impls.torch_contiguous:prepare",
@@ -46,6 +49,10 @@ IMPLS: tuple[Impl, ...] = (
         layouts=WRITABLE, note="index_put_, padding repeats a valid write",
     ),
     Impl(
+        name="cuda.cache_write", op="cache_write", prepare="impls.cuda.cache_write:prepare",
+        layouts=WRITABLE, limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing", note="16 bytes a thread",
+    ),
+    Impl(
         name="triton.cache_write", op="cache_write", prepare="impls.triton.cache_write:prepare",
         layouts=(HND, NHD, KV_NHD), available="impls.triton.interpreter:why_missing", note="one program a token",
     ),
@@ -57,5 +64,28 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="torch.block_copy", op="block_copy", prepare="impls.torch_block_copy:prepare",
         layouts=WRITABLE, note="index_select and index_copy_ a wave",
+    ),
+    Impl(
+        name="cuda.block_copy", op="block_copy", prepare="impls.cuda.block_copy:prepare",
+        layouts=WRITABLE, limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing",
+        note="all layers in one launch a wave",
+    ),
+    # readers: what the device can read in the case's own tables
+    Impl(
+        name="ceiling.load_16b", op="attention", role="reader", prepare="impls.cuda.read_blocks:prepare_load",
+        layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing",
+        params={"ctas_per_sm": (2, 4), "warps": (8, 16), "loads": (4, 2, 8)},
+        note="16-byte loads past L1, persistent",
+    ),
+    Impl(
+        name="ceiling.bulk_copy", op="attention", role="reader", prepare="impls.cuda.read_blocks:prepare_bulk",
+        layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), limits=VECTORS, devices=("cuda",),
+        available="impls.cuda.read_blocks:why_no_bulk_copy",
+        params={"ctas_per_sm": (2, 1), "warps": (4, 8), "stages": (2, 3, 1), "chunk_bytes": (4096, 2048, 8192)},
+        note="cp.async.bulk into a ring of each warp",
+    ),
+    Impl(
+        name="ceiling.torch_read", op="attention", role="reader", prepare="impls.torch_read:prepare",
+        layouts=(HND, NHD), limits=Limits(head_dim_multiple=2), devices=("cpu",), note="embedding_bag over scattered rows",
     ),
 )

@@ -116,8 +116,8 @@ def test_a_new_plan_replaces_the_old_one(entry):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
 def test_many_layers(entry):
-    """A model has more layers than one kernel has parameters for: every one of 150 is copied."""
-    problem = Problem(entry, "bf16", COPIES["chain"], num_layers=150)
+    """A model has more layers than one kernel has parameters for: every one of 250 is copied."""
+    problem = Problem(entry, "bf16", COPIES["chain"], num_layers=250)
     prepared = problem.prepare()
     caches = problem.caches()
 

@@ -1,0 +1,47 @@
+// mbarrier.cuh -- bulk copies from global to shared memory and the barriers that say when they have landed. sm_90 and newer.
+
+#pragma once
+
+#if __CUDA_ARCH__ < 900
+#error "cp.async.bulk needs sm_90 or newer"
+#endif
+
+using Barrier = unsigned long long;    // in shared memory
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// Before a phase can end it needs `arrivals` calls of `arrive`, and all expected bytes.
+__device__ __forceinline__ void initialise(Barrier* barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Make barriers that this thread initialised known to the engine that carries out bulk copies.
+__device__ __forceinline__ void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(Barrier* barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Wait for the end of the phase of this parity: 0 for the first, then 1, 0, ...
+__device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
+    asm volatile(
+        "{ .reg .pred ended;\n"
+        "WAIT: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "  @!ended bra WAIT; }" ::"r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+}
+
+// Copy `bytes` and let the barrier's present phase expect them. Both addresses and the size in multiples of 16 bytes.
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
