@@ -95,41 +95,51 @@ _MEMORY: Sequence[tuple[str, Callable[[Record], int | None]]] = (
 )
 
 
+#: bytes and where: the row and the case
+Held = tuple[float, str, str]
+
+
 def memory_figure(records: Sequence[Record]) -> Figure | None:
-    """Return the most memory that each row held over all cases, or None where nothing was held or measured."""
-    most: dict[str, list[tuple[float, str] | None]] = {}
-    for record in records:
-        if record.role != "implementation" or record.status != "ok":
-            continue
-        held = most.setdefault(record.row, [None] * len(_MEMORY))
-        for kind, (_, of) in enumerate(_MEMORY):
-            value = of(record)
-            if value is not None and (value, record.case) > (held[kind] or (-1, "")):
-                held[kind] = (value, record.case)
-    values = [found[0] for held in most.values() for found in held if found and found[0] > 0]
+    """Return the most memory held over all cases, a line an implementation, or None where nothing was held or measured."""
+    by_row, by_impl = _most_held(records, lambda r: r.row), _most_held(records, lambda r: r.impl)
+    values = [found[0] for held in by_impl.values() for found in held if found and found[0] > 0]
     if not values:
         return None
-    order = sorted(most, key=lambda row: max(found[0] for found in (*most[row], (0, "")) if found))
-    spans = [plots.Span(name=row, marks=_memory_marks(most[row])) for row in order]
-    lines = tuple((row, *(cell for found in most[row] for cell in _memory_cells(found))) for row in order)
+    order = sorted(by_impl, key=lambda impl: max(found[0] if found else 0 for found in by_impl[impl]))
+    spans = [plots.Span(name=impl, marks=marks) for impl in order if (marks := _memory_marks(by_impl[impl]))]
+    without = [impl for impl in order if not _memory_marks(by_impl[impl])]
+    lines = tuple((row, *(cell for found in held for cell in _memory_cells(found))) for row, held in by_row.items())
     heads = ("implementation", *(head for name, _ in _MEMORY for head in (name, "in case")))
-    title = "Most memory held over all cases"
+    title = "Most memory held over all cases and layouts"
     return Figure(
         title=title, picture=plots.spans(spans, _byte_ticks(min(values), max(values)), title),
         legend=[(plots.key(plots.Style(colour=kind, marker=kind)), name) for kind, (name, _) in enumerate(_MEMORY)],
-        caption="Rows without a mark held nothing of the kind.", table=Table(heads=heads, lines=lines),
+        caption=f"Held nothing: {', '.join(without)}." if without else "", table=Table(heads=heads, lines=lines),
     )
 
 
-def _memory_marks(held: Sequence[tuple[float, str] | None]) -> list[tuple[float, int, str]]:
+def _most_held(records: Iterable[Record], name: Callable[[Record], str]) -> dict[str, list[Held | None]]:
+    """The most of each kind of memory, by what `name` makes of a record."""
+    most: dict[str, list[Held | None]] = {}
+    for record in records:
+        if record.role == "implementation" and record.status == "ok":
+            held = most.setdefault(name(record), [None] * len(_MEMORY))
+            for kind, (_, of) in enumerate(_MEMORY):
+                value, known = of(record), held[kind]
+                if value is not None and (known is None or value > known[0]):
+                    held[kind] = (value, record.row, record.case)
+    return most
+
+
+def _memory_marks(held: Sequence[Held | None]) -> list[tuple[float, int, str]]:
     return [
-        (found[0], kind, f"{_MEMORY[kind][0]}: {units.size(found[0])} in {found[1]}")
+        (found[0], kind, f"{_MEMORY[kind][0]}: {units.size(found[0])}, {found[1]} in {found[2]}")
         for kind, found in enumerate(held) if found and found[0] > 0
     ]
 
 
-def _memory_cells(found: tuple[float, str] | None) -> tuple[str, str]:
-    return (units.size(found[0]), found[1] if found[0] else units.MISSING) if found else (units.MISSING, units.MISSING)
+def _memory_cells(found: Held | None) -> tuple[str, str]:
+    return (units.size(found[0]), found[2] if found[0] else units.MISSING) if found else (units.MISSING, units.MISSING)
 
 
 def _byte_ticks(least: float, most: float) -> list[tuple[float, str]]:

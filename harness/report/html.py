@@ -109,7 +109,7 @@ def _said(record: Record) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeatMap:
-    """Percent of the ceiling, cases down and rows across, the best first. A cell is (text, class, title)."""
+    """Shares in percent, cases down and rows across, the best first. A cell is (text, class, title)."""
 
     title: str
     columns: Sequence[str]
@@ -118,33 +118,41 @@ class HeatMap:
 
 def heat_maps(groups: Sequence[rows.CaseRows]) -> list[HeatMap]:
     """Return a map for each operator, device and run: what may be compared."""
-    keys = dict.fromkeys((g.first.op, g.first.device, g.first.run) for g in groups)
-    return [
-        _heat_map(key[0] if len(keys) == len({k[0] for k in keys}) else ", ".join(key),
-                  [(i, g) for i, g in enumerate(groups) if (g.first.op, g.first.device, g.first.run) == key])
-        for key in keys
-    ]
+    places: dict[tuple[str, str, str], list[tuple[int, rows.CaseRows]]] = collections.defaultdict(list)
+    for index, group in enumerate(groups):
+        places[group.first.op, group.first.device, group.first.run].append((index, group))
+    is_plain = len(places) == len({op for op, _, _ in places})
+    return [_heat_map(place[0] if is_plain else ", ".join(place), found) for place, found in places.items()]
 
 
-def _heat_map(title: str, groups: Sequence[tuple[int, rows.CaseRows]]) -> HeatMap:
-    shares: dict[str, float] = collections.defaultdict(float)
-    lines = []
-    for _, group in groups:
-        for record in (*group.timed, *group.untimed):
-            if record.role == "implementation":
-                shares[group.label(record)] += record.ceiling_share or 0.0
-    columns = sorted(shares, key=lambda label: -shares[label])
+def _heat_map(name: str, groups: Sequence[tuple[int, rows.CaseRows]]) -> HeatMap:
+    """Of the ceiling, or of the fastest row where no case has a ceiling."""
+    has_ceiling = any(group.ceiling for _, group in groups)
+    totals: dict[str, float] = collections.defaultdict(float)
+    shown = []
     for index, group in groups:
-        found = {group.label(record): record for record in (*group.untimed, *reversed(group.timed))}
-        lines.append((index, group.first.case, [_cell(found.get(column)) for column in columns]))
-    return HeatMap(title=title, columns=columns, lines=lines)
+        shares = {}
+        for record in (*group.timed, *group.untimed):
+            if record.role == "implementation" and (label := group.label(record)) not in shares:
+                share = record.ceiling_share if has_ceiling else _of_fastest(group, record)
+                shares[label] = (record, share)
+                totals[label] += share or 0.0
+        shown.append((index, group.first.case, shares))
+    columns = sorted(totals, key=lambda label: -totals[label])
+    lines = [(index, case, [_cell(*shares.get(label, (None, None))) for label in columns]) for index, case, shares in shown]
+    of = "percent of the measured ceiling" if has_ceiling else "percent of the fastest, since no ceiling was measured"
+    return HeatMap(title=f"{name}: {of}", columns=columns, lines=lines)
 
 
-def _cell(record: Record | None) -> tuple[str, str, str]:
+def _of_fastest(group: rows.CaseRows, record: Record) -> float | None:
+    ratio = group.to_best(record)
+    return 1 / ratio if ratio else None
+
+
+def _cell(record: Record | None, share: float | None) -> tuple[str, str, str]:
     if record is None:
         return "", "", ""
-    if record.ceiling_share is None or record.status != "ok":
+    if share is None or record.status != "ok":
         return MARKS[record.status], record.status, f"{record.status}: {_said(record)}"
-    level = min(max(int(10 * record.ceiling_share), 0), 10)
     rate = units.rate_scale(record.device_kind)
-    return f"{100 * record.ceiling_share:.0f}", f"h{level}", f"{rate.show(rows.rate(record), 3)} {rate.unit}"
+    return f"{100 * share:.0f}", f"h{min(max(int(10 * share), 0), 10)}", f"{rate.show(rows.rate(record), 3)} {rate.unit}"

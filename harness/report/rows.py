@@ -171,9 +171,14 @@ class Reason:
 
     @property
     def names(self) -> str:
-        """The implementations concerned, and how many cases each where that is more than one."""
-        counts = collections.Counter(r.row for r in self.rows)
-        return ", ".join(name if n == 1 else f"{name} in {units.count(n, 'case')}" for name, n in counts.items())
+        """The implementations concerned and their layouts, and in how many cases where that is more than one."""
+        layouts: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
+        for (impl, layout), number in collections.Counter((r.impl, r.layout) for r in self.rows).items():
+            layouts[impl, number].append(layout)
+        return ", ".join(
+            f"{impl}[{', '.join(names)}]" + (f" in {units.count(number, 'case')}" if number > 1 else "")
+            for (impl, number), names in layouts.items()
+        )
 
 
 def reasons(records: Iterable[Record], statuses: Sequence[str] = STATUSES[1:]) -> list[Reason]:

@@ -118,10 +118,11 @@ def _table(heads: Cells, lines: list[Cells], words: set[int]) -> str:
 
 
 def _shares(wanted: list[int], room: int) -> list[int]:
-    """Divide `room` columns: what is wanted if it fits, else the widest give way first, down to 12."""
+    """Divide `room` columns: what is wanted if it fits, else the last give way first, to 20, then the widest, to 12."""
     given = list(wanted)
     while sum(given) > room and max(given) > 12:
-        given[given.index(max(given))] -= 1
+        wide = [i for i, width in enumerate(given) if i and width > 20]
+        given[wide[-1] if wide else given.index(max(given))] -= 1
     return given
 
 
