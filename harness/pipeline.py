@@ -204,7 +204,7 @@ class _CaseRun:
         return self._too_much(row)
 
     def _too_much(self, row: Row) -> tuple[str, str] | None:
-        case: Any = self.case
+        case = self.case
         layouts = len({other.entry.layout.name for other in self.rows} | {HND.name})
         needed = case.cache_bytes * (self._num_layers() if self.session.options.bench else 2) * (layouts + 1)
         free = self.device.free_bytes()
@@ -257,7 +257,7 @@ class _CaseRun:
 
     def _num_layers(self) -> int:
         """Sets of inputs to rotate over."""
-        case: Any = self.case
+        case = self.case
         wanted = math.ceil(CACHES[self.device.kind] * self.device.cache_bytes / max(case.traffic_bytes, 1))
         affordable: int = min(ROTATION_BYTES[self.device.kind], self.device.memory_bytes // 16) // max(case.cache_bytes, 1)
         return max(2, min(wanted, affordable, 512))

@@ -23,6 +23,8 @@ from harness.ops.layouts import HND, Layout
 from harness.rooms import load_room
 
 if TYPE_CHECKING:
+    import torch
+
     from harness.ops.case import Case
 
 ENTRY_POINT_GROUP = "pagedbench.impls"
@@ -58,6 +60,15 @@ class Prepared:
         Allocates nothing, synchronises nothing, and can be captured in a CUDA graph unless the entry says `graph=False`.
         """
         raise NotImplementedError
+
+
+class PreparedReader(Prepared):
+    """What an entry with the role "reader" prepares: its launch reads K and V of every token once, and nothing else.
+
+    checksum    integers whose sum is that of all 32-bit words read in the last launch, modulo 2**32
+    """
+
+    checksum: torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

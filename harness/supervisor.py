@@ -94,7 +94,6 @@ class Supervisor:
 
     def _lost_record(self, death: _Death, case: Case, entry: Entry) -> Record:
         device = self.facts["device"]
-        measured: Any = case
         return Record(
             run=self.work.run,
             suite=self.work.options.suite,
@@ -112,8 +111,8 @@ class Supervisor:
             device=device["slug"],
             device_kind=device["kind"],
             toolchain=self.facts["toolchain"],
-            traffic_bytes=measured.traffic_bytes,
-            flops=measured.flops,
+            traffic_bytes=case.traffic_bytes,
+            flops=case.flops,
         )
 
     def settle(self, number: int) -> None:

@@ -15,7 +15,7 @@ from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import Layout
-from harness.registry import Prepared
+from harness.registry import PreparedReader
 from harness.truth import AttentionTruth, attention_truth
 
 NAN = float("nan")
@@ -240,7 +240,7 @@ class StagedAttention:
         truth = self.inputs.truth(layer)
         return judge_attention(self.outs[layer], self.lses[layer], truth, quantises=quantises)
 
-    def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
+    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32
         want = self.inputs.checksum(layer)
         reason = None if got == want else f"the checksum of what was read is {got:#010x}, of what is there {want:#010x}"

@@ -14,7 +14,7 @@ from harness.hazards import Hazards, seed_of
 from harness.ops.block_copy import BlockCopyCase, BlockCopySpec, BlockCopyStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import Layout
-from harness.registry import Prepared
+from harness.registry import PreparedReader
 
 
 class BlockCopyOperator:
@@ -117,5 +117,5 @@ class StagedBlockCopy:
                     return verdict
         return verdict
 
-    def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
+    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         raise NotImplementedError("block_copy has no readers")

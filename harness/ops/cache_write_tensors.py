@@ -14,7 +14,7 @@ from harness.hazards import Hazards, seed_of
 from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import Layout
-from harness.registry import Prepared
+from harness.registry import PreparedReader
 
 
 class CacheWriteOperator:
@@ -132,5 +132,5 @@ class StagedCacheWrite:
                 return verdict
         return verdict
 
-    def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
+    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         raise NotImplementedError("cache_write has no readers")

@@ -38,6 +38,21 @@ class Case:
             self.require(type(value) is int and value >= 1, f"{field} must be a whole number of at least 1", value)
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of the whole pool, K and V."""
+        raise NotImplementedError
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Bytes that must cross memory at least."""
+        raise NotImplementedError
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions that must be done at least."""
+        raise NotImplementedError
+
+    @property
     def digest(self) -> str:
         """Twelve hex digits over the operator and every field that is not the name and not at its default.
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from harness.hazards import Hazards
     from harness.ops.case import Case
     from harness.ops.layouts import Layout
-    from harness.registry import Prepared
+    from harness.registry import PreparedReader
 
 
 class Staged(Protocol):
@@ -28,7 +28,7 @@ class Staged(Protocol):
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         """Judge what the last launch left in this layer's outputs."""
 
-    def judge_reader(self, layer: int, prepared: Prepared) -> Verdict:
+    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         """Judge a reader by its checksum over everything it read in its last launch."""
 
 
