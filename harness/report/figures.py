@@ -107,13 +107,14 @@ def memory_figure(records: Sequence[Record]) -> Figure | None:
         return None
     order = sorted(by_impl, key=lambda impl: max(found[0] if found else 0 for found in by_impl[impl]))
     spans = [plots.Span(name=impl, marks=marks) for impl in order if (marks := _memory_marks(by_impl[impl]))]
+    kinds = {kind for span in spans for _, kind, _ in span.marks}
     without = [impl for impl in order if not _memory_marks(by_impl[impl])]
     lines = tuple((row, *(cell for found in held for cell in _memory_cells(found))) for row, held in by_row.items())
     heads = ("implementation", *(head for name, _ in _MEMORY for head in (name, "in case")))
     title = "Most memory held over all cases and layouts"
     return Figure(
         title=title, picture=plots.spans(spans, _byte_ticks(min(values), max(values)), title),
-        legend=[(plots.key(plots.Style(colour=kind, marker=kind)), name) for kind, (name, _) in enumerate(_MEMORY)],
+        legend=[(plots.key(plots.Style(colour=kind, marker=kind)), _MEMORY[kind][0]) for kind in sorted(kinds)],
         caption=f"Held nothing: {', '.join(without)}." if without else "", table=Table(heads=heads, lines=lines),
     )
 

@@ -77,18 +77,31 @@ def fact_tables(records: Sequence[Record]) -> Iterator[tuple[str, Table]]:
     yield from ((title, table) for title, table in found if table.lines)
 
 
+_NUMBER = re.compile(r"[0-9]{1,15}")
+
+
 def ledgers(records: Sequence[Record]) -> Table:
-    """Return one line for each remark: its topic, and which rows carry it, "all" where every row does."""
-    carriers: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    everyone = collections.Counter(record.row for record in records if record.ledger)
+    """Return one line for each remark: its topic, and whose rows carry it, "all" where every row does.
+
+    Remarks that differ in their numbers only, from case to case, are one remark with ranges: "28 to 431 sets, rotated".
+    """
+    remarks: dict[tuple[str, str], list[tuple[str, Record]]] = collections.defaultdict(list)
     for record in records:
         for topic, remark in record.ledger.items():
-            carriers[topic, remark][record.row] += 1
-    lines = tuple(
-        (topic, remark, "all" if names == everyone else ", ".join(names), str(names.total()))
-        for (topic, remark), names in sorted(carriers.items(), key=lambda item: (item[0][0], -item[1].total()))
-    )
-    return Table(heads=("topic", "remark", "implementations", "rows"), lines=lines, words=3)
+            remarks[topic, _NUMBER.sub("#", remark)].append((remark, record))
+    num_all = sum(bool(record.ledger) for record in records)
+    lines = []
+    for (topic, _), found in sorted(remarks.items(), key=lambda item: (item[0][0], -len(item[1]))):
+        whose = "all" if len(found) == num_all else ", ".join(dict.fromkeys(record.impl for _, record in found))
+        lines.append((topic, _merged([remark for remark, _ in found]), whose, str(len(found))))
+    return Table(heads=("topic", "remark", "implementations", "rows"), lines=tuple(lines), words=3)
+
+
+def _merged(remarks: Sequence[str]) -> str:
+    """Remarks that are equal but for their numbers, as one with ranges."""
+    columns = zip(*(map(int, _NUMBER.findall(remark)) for remark in remarks), strict=True)
+    ranges = (str(min(column)) if min(column) == max(column) else f"{min(column)} to {max(column)}" for column in columns)
+    return _NUMBER.sub(lambda _: next(ranges), remarks[0])
 
 
 def kernels(records: Iterable[Record]) -> Table:

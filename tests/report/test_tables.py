@@ -1,0 +1,39 @@
+"""The tables beside the times: ledgers, kernels, conditions, environment."""
+
+from dataclasses import replace
+
+from harness.report import tables
+
+
+def test_remarks_that_differ_in_numbers_are_one_line(gpu_run):
+    """What is inside the timed region is said once, numbers that vary from case to case as a range."""
+    lines = {line[0]: line[1:] for line in tables.ledgers(gpu_run).lines}
+
+    assert lines["inputs"] == ("5 to 6 sets, rotated", "all", str(len(gpu_run)))
+    assert lines["timed"][0] == "graph of 16 launches, events"
+    assert lines["casts"][:2] == ("query to f32, out back", "torch.blocked")
+
+
+def test_equal_kernels_are_one_line(gpu_run):
+    """A kernel that several cases share is counted; one with another register count is a line of its own."""
+    ours = [r for r in gpu_run if r.row == "cuda.split_kv[NHD]"]
+    fat = replace(ours[0], kernels=({**ours[0].kernels[0], "registers": 255, "spill_bytes": 64},))
+
+    assert tables.kernels(ours).lines == (
+        ("cuda.split_kv[NHD]", "split_kv", "0a1b2c3d4e5f", "128", "65.5 kB", "0 B", str(len(ours))),
+    )
+    assert tables.kernels([*ours, fat]).lines[1][3:] == ("255", "65.5 kB", "64 B", "1")
+
+
+def test_conditions_are_ranges(gpu_run):
+    """Clocks and temperatures are shown as least and most over all rows, in their units."""
+    lines = {line[0]: line[1:3] for line in tables.conditions(gpu_run).lines}
+
+    assert lines == {"sm clock (MHz)": ("1965", "1980"), "temperature (°C)": ("41", "55")}
+
+
+def test_the_environment_names_every_value(gpu_run):
+    """Two versions of one tool in a run are two lines, so that neither hides."""
+    mixed = [gpu_run[0], replace(gpu_run[1], toolchain={"torch": "2.13.0"})]
+
+    assert {("torch", "2.11.0"), ("torch", "2.13.0")} <= set(tables.environment(mixed).lines)
