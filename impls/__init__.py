@@ -39,6 +39,13 @@ IMPLS: tuple[Impl, ...] = (
         limits=Limits(max_head_dim=512), available="impls.cuda.jit:why_missing",
         note="one warp a query head, tokens in order",
     ),
+    # attention, Triton
+    Impl(
+        name="triton.split_kv", op="attention", prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
+        limits=Limits(max_head_dim=512), available="impls.triton.interpreter:why_missing",
+        params={"splits": (0, 1, 2, 4, 8, 16, 32, 64), "tile": (0, 32, 64, 128), "warps": (0, 2, 4, 8), "stages": (3, 2, 4)},
+        note="chunks of equal length, merged by a second kernel; 0 is planned",
+    ),
     # cache_write
     Impl(
         name="numpy.cache_write", op="cache_write", prepare="impls.numpy_cache_write:prepare",
@@ -73,15 +80,14 @@ IMPLS: tuple[Impl, ...] = (
     # readers: what the device can read in the case's own tables
     Impl(
         name="ceiling.load_16b", op="attention", role="reader", prepare="impls.cuda.read_blocks:prepare_load",
-        layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing",
-        params={"ctas_per_sm": (2, 4), "warps": (8, 16), "loads": (4, 2, 8)},
+        layouts=(HND, NHD, KV_NHD), limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing",
+        params={"ctas_per_sm": (4, 2), "warps": (8,), "loads": (4, 2)},
         note="16-byte loads past L1, persistent",
     ),
     Impl(
         name="ceiling.bulk_copy", op="attention", role="reader", prepare="impls.cuda.read_blocks:prepare_bulk",
-        layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), limits=VECTORS, devices=("cuda",),
-        available="impls.cuda.read_blocks:why_no_bulk_copy",
-        params={"ctas_per_sm": (2, 1), "warps": (4, 8), "stages": (2, 3, 1), "chunk_bytes": (4096, 2048, 8192)},
+        layouts=(HND, NHD, KV_NHD), limits=VECTORS, devices=("cuda",), available="impls.cuda.read_blocks:why_no_bulk_copy",
+        params={"ctas_per_sm": (2,), "warps": (4,), "stages": (2, 3), "chunk_bytes": (4096, 8192)},
         note="cp.async.bulk into a ring of each warp",
     ),
     Impl(

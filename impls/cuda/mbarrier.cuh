@@ -37,11 +37,12 @@ __device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
 }
 
 // Copy `bytes` and let the barrier's present phase expect them. Both addresses and the size in multiples of 16 bytes.
+// The form for any CTA of a cluster (.shared::cluster) becomes a call with a stack on sm_120.
 __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
         "l"(global), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
 }

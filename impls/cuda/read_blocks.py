@@ -171,7 +171,7 @@ def why_no_bulk_copy(device_kind: str) -> str | None:
 
 def builds(arch: str) -> list[Build]:
     """Builds at the defaults that the table of impls declares; bulk copies from sm_90 on."""
-    loads = {"ctas_per_sm": 2, "warps": 8, "loads": 4}
+    loads = {"ctas_per_sm": 4, "warps": 8, "loads": 4}
     bulk = {"ctas_per_sm": 2, "warps": 4, "stages": 2, "chunk_bytes": 4096}
     shapes = (Shape(), Shape(token_vectors=128, runs=1), Shape(token_vectors=9, runs=5, block_size=1))
     listed = [load_build(shape, loads) for shape in shapes]

@@ -110,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32) read_blocks_bulk(
         to_fill += stride;
     };
 
+#pragma unroll 1    // one copy of the code that fills is enough
     for (unsigned stage = 0; stage < kStages; ++stage) fill_next(stage);
     unsigned sum = 0, stage = 0, parity = 0;
     for (; to_read < num_chunks; to_read += stride) {
