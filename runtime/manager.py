@@ -84,6 +84,17 @@ class BlockManager:
         return self.num_physical_blocks - self._books.pool.num_available
 
     @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be taken: free ones, then cached ones."""
+        return self._books.pool.num_available
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Slots behind the ends of the sequences, in their last blocks."""
+        table = self._table
+        return int(table.num_blocks.sum()) * self.block_size - int(table.length.sum())
+
+    @property
     def num_free_host_blocks(self) -> int:
         """Host blocks that preemption by swap can still use."""
         return self._books.host.num_free
@@ -211,12 +222,15 @@ class BlockManager:
             slots[origin] = slots.copy()
         return slots
 
-    def can_append(self, ids: Iterable[int], counts: int | Sequence[int] = 1) -> bool:
-        """Whether `append_tokens(ids, counts)` would find the blocks it needs; `ids` all different."""
+    def num_missing_blocks(self, ids: Iterable[int], counts: int | Sequence[int] = 1) -> int:
+        """How many blocks `append_tokens(ids, counts)` would take, copies included; `ids` all different."""
         ids = as_ids(ids)
-        rows = np.array([self._row(sequence_id, "can_append") for sequence_id in ids], np.int64)
-        missing = appending.num_missing_blocks(self._books, rows, as_counts(counts, len(ids), "can_append"))
-        return missing <= self._books.pool.num_available
+        rows = np.array([self._row(sequence_id, "num_missing_blocks") for sequence_id in ids], np.int64)
+        return appending.num_missing_blocks(self._books, rows, as_counts(counts, len(ids), "num_missing_blocks"))
+
+    def can_append(self, ids: Iterable[int], counts: int | Sequence[int] = 1) -> bool:
+        """Whether `append_tokens(ids, counts)` would find the blocks it needs."""
+        return self.num_missing_blocks(ids, counts) <= self.num_available_blocks
 
     def take_copies(self) -> NDArray[np.int32]:
         """Copy-on-write pairs (source, destination) [n, 2] since the last call: copy these blocks before any write of the step.
