@@ -36,14 +36,13 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run is to do, as data that a worker can be sent."""
+    """What a run is to do, as data that a worker can be sent. `rows` stand case by case."""
 
     options: Options
     device: str | None
     run: str
     impl_files: Sequence[str]
-    cases: Sequence[Case]
-    entries: Sequence[Entry]
+    rows: Sequence[tuple[Case, Entry]]
     stall_s: float = STALL_S
 
 
@@ -62,8 +61,7 @@ class Supervisor:
     def __init__(self, work: Work, progress: Callable[[str], None] = lambda _: None) -> None:
         self.work, self.progress = work, progress
         self.facts: dict[str, Any] = {}
-        pairs = [(case, entry) for case in work.cases for entry in work.entries if entry.impl.op == case.op]
-        self._waiting = dict(enumerate(pairs))
+        self._waiting = dict(enumerate(work.rows))
 
     def records(self) -> Iterator[Record]:
         """Yield a record for every row, whatever happens to workers. UsageError where none can start."""

@@ -17,6 +17,7 @@ from harness.commands.selection import (
     entries_of,
     parse_settings,
     registry_of,
+    rows_of,
 )
 from harness.names import UsageError
 from harness.ops.case import Case
@@ -72,8 +73,7 @@ def execute(
     show: Callable[[Sequence[Record]], None],
 ) -> int:
     """Measure `entries` on `cases` into a new run's folder, show the records, and return the exit code."""
-    if not any(case.op == entry.impl.op for case in cases for entry in entries):
-        raise UsageError("none of the chosen implementations has the operator of a chosen case")
+    rows = rows_of(cases, entries)
     from harness.options import Options
     from harness.store import Appender, new_run
 
@@ -90,13 +90,11 @@ def execute(
         device=arguments.device,
         run=folder.name,
         impl_files=arguments.impl_file,
-        cases=cases,
-        entries=entries,
+        rows=rows,
         stall_s=arguments.stall,
     )
     records: list[Record] = []
-    total = sum(1 for case in cases for entry in entries if entry.impl.op == case.op)
-    with Progress(total, quiet=arguments.json) as progress:
+    with Progress(len(rows), quiet=arguments.json) as progress:
         source = InProcess(work, registry, progress.say) if arguments.in_process else Supervisor(work, progress.say)
         try:
             for record in source.records():
@@ -160,12 +158,14 @@ class InProcess:
 
     def records(self) -> Iterator[Record]:
         """Yield a record for every row until the device is lost, which is a UsageError here."""
-        from harness.pipeline import DeviceLost, Session
+        from harness.pipeline import DeviceLost, Session, Task
 
         session = Session(self.work.options, self.registry, self.work.device, self.work.run)
         self.facts = session.facts()
+        tasks = [Task(number=number, case=case, entry=entry) for number, (case, entry) in enumerate(self.work.rows)]
         try:
-            yield from session.measure(self.work.cases, self.work.entries, lambda doing, _: self.progress(doing))
+            for _, record in session.run_tasks(tasks, lambda doing, _: self.progress(doing)):
+                yield record
         except DeviceLost as lost:
             raise UsageError(f"{lost}; without --in-process the rest of the run would go on") from lost
 

@@ -67,6 +67,14 @@ def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tup
     return default_suite, list(suite(default_suite))
 
 
+def rows_of(cases: Sequence[Case], entries: Sequence[Entry]) -> list[tuple[Case, Entry]]:
+    """Return every entry on every case of its operator, case by case; raises UsageError where there is none."""
+    rows = [(case, entry) for case in cases for entry in entries if entry.impl.op == case.op]
+    if not rows:
+        raise UsageError("none of the chosen implementations has the operator of a chosen case")
+    return rows
+
+
 def suite(name: str) -> Sequence[Case]:
     """Return a suite's cases; raises UsageError with the nearest names."""
     suites: dict[str, Sequence[Case]] = load_room("cases").SUITES
