@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
-from harness.truth import AttentionTruth
+from harness.truth import TO_FP8, AttentionTruth
 
 #: what may be erred, in units of the baseline
 L2_FACTOR = 1.0
-MAX_FACTOR = 5.0  # an element's error has a tail that a row's L2 averages out
+MAX_FACTOR = 5.0  # of millions of elements one lies five deviations out
 LSE_FACTOR = 4.0
+#: what an entry may declare to round to the case's dtype where a careful kernel keeps float32 (`Impl.quantises`):
+#: each p * v, the parts of a split row, the probabilities before their sum
+TO_DTYPE = frozenset({"products", "partials", "normaliser"})
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -70,98 +73,113 @@ def judge_attention(
     Shapes
         out    [num_tokens, num_q_heads, head_dim]    the truth's dtype
         lse    [num_tokens, num_q_heads]              float32
+
+    What the entry `quantises` widens what is allowed; what is rounded to fp8 the truth must have been made for.
     """
-    if quantises - {"normaliser", "products", "partials"} != truth.quantises:
-        raise ValueError(f"the truth's baseline must round what the entry does: {set(quantises)} (got {set(truth.quantises)})")
+    if unknown := quantises - TO_FP8 - TO_DTYPE:
+        raise ValueError(f"quantises must be of {', '.join(sorted(TO_FP8 | TO_DTYPE))} (got {', '.join(sorted(unknown))})")
+    if quantises & TO_FP8 != truth.quantises:
+        raise ValueError(f"the truth must be made for what is quantised: {sorted(quantises)} (got {sorted(truth.quantises)})")
     for name, got, want, dtype in (("out", out, truth.out, truth.dtype), ("lse", lse, truth.lse, torch.float32)):
         if got.shape != want.shape or got.dtype != dtype:
             return _not_comparable(name, got, want.shape, dtype)
-    tests = _attention_tests(out, lse, truth, quantises)
+    tests = _categorical(out, lse, truth) + _numerical(out, lse, truth, quantises)
     failed = torch.zeros_like(truth.lse, dtype=torch.bool)
     for test in tests:
-        bad = test.ratio > 1
-        failed |= bad.any(-1) if bad.dim() == 3 else bad
+        failed |= test.wrong.any(-1) if test.wrong.dim() == 3 else test.wrong
     return _verdict(tests, failed, truth)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Test:
-    """One thing that can be wrong: `ratio` above 1 is."""
+    """One thing that can be wrong.
 
-    name: str
-    rule: str  # "{count} of {total} outputs ..."
-    ratio: torch.Tensor
-    got: torch.Tensor
-    want: torch.Tensor
-    error: torch.Tensor | None = None
-    allowed: torch.Tensor | None = None
+    rule     what is then said, after "3 of 65536"
+    score    by which the worst is found; above `limit` is wrong
+    shown    got and want; where there is a tolerance also error and allowed, and then `name` keys Verdict.ratios
+    """
+
+    rule: str
+    score: torch.Tensor
+    shown: tuple[torch.Tensor, ...]
+    limit: float = 0.0
+    name: str | None = None
+
+    @property
+    def wrong(self) -> torch.Tensor:
+        return self.score > self.limit
 
 
-def _attention_tests(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth, quantises: frozenset[str]) -> list[_Test]:
-    """All tests, the most telling first."""
-    wide = out.double()
+def _categorical(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth) -> list[_Test]:
+    """What no tolerance excuses, the most telling first."""
     empty = truth.lse.isneginf()
-    tests = []
+    of_out = (
+        ("outputs were never written", is_unwritten(out)),
+        ("outputs are NaN", out.isnan()),
+        ("outputs are infinite", out.isinf()),
+        ("outputs are not 0 although their token sees no key", (out != 0) & empty[..., None]),
+    )
+    of_lse = (
+        ("LSE were never written", is_unwritten(lse)),
+        ("LSE are NaN", lse.isnan()),
+        ("LSE are +inf", lse.isposinf()),
+        ("LSE are finite although their token sees no key", lse.isfinite() & empty),
+        ("LSE are -inf although their token sees keys", lse.isneginf() & ~empty),
+    )
+    return [
+        _Test(rule=rule, score=wrong.to(torch.uint8), shown=shown)
+        for shown, rules in (((out, truth.out), of_out), ((lse, truth.lse), of_lse))
+        for rule, wrong in rules
+    ]
 
-    def flag(name: str, rule: str, wrong: torch.Tensor, got: torch.Tensor, want: torch.Tensor) -> None:
-        ratio = torch.where(wrong, math.inf, 0.0)
-        tests.append(_Test(name=name, rule=rule, ratio=ratio, got=got, want=want))
 
-    flag("out", "outputs were never written", is_unwritten(out), out, truth.out)
-    flag("out", "outputs are NaN", wide.isnan(), out, truth.out)
-    flag("out", "outputs are infinite", wide.isinf(), out, truth.out)
-    flag("out", "outputs are not 0 although their token sees no key", (wide != 0) & empty[..., None], out, truth.out)
-    flag("lse", "LSE were never written", is_unwritten(lse), lse, truth.lse)
-    flag("lse", "LSE are NaN", lse.isnan(), lse, truth.lse)
-    flag("lse", "LSE are +inf", lse.isposinf(), lse, truth.lse)
-    flag("lse", "LSE are finite although their token sees no key (-inf is right)", lse.isfinite() & empty, lse, truth.lse)
-    flag("lse", "LSE are -inf although their token sees keys", lse.isneginf() & ~empty, lse, truth.lse)
-
+def _numerical(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth, quantises: frozenset[str]) -> list[_Test]:
+    """Errors against what is allowed."""
+    info = torch.finfo(truth.dtype)
+    more = len(quantises & {"products", "partials"})  # roundings, each about as large as one of the baseline's two
+    wide = out.double()
     error = (wide - truth.out).abs()
-    more = len(quantises & {"products", "partials"})  # roundings of about the size of those counted in the baseline
-    unit = torch.finfo(truth.dtype).eps / 2
-    allowed = MAX_FACTOR * (1 + more) ** 0.5 * truth.baseline_max + (1 + more) * unit * truth.out.abs()
+    last = (1 + more) * info.eps / 2 * truth.out.abs().clamp(min=info.smallest_normal)
+    allowed = MAX_FACTOR * (1 + more) ** 0.5 * truth.baseline_max + last
     l2, l2_allowed = error.norm(dim=-1), L2_FACTOR * (1 + more / 2) ** 0.5 * truth.baseline_l2
     lse_error = torch.where(lse == truth.lse, 0.0, (lse.double() - truth.lse).abs())
     lse_allowed = LSE_FACTOR * (truth.baseline_lse + (truth.baseline_normaliser if "normaliser" in quantises else 0.0))
-    for name, rule, got, want, err, may in (
+    tests = []
+    for name, rule, *shown in (
         ("max", "outputs are outside tolerance", out, truth.out, error, allowed),
-        ("l2", "rows are outside tolerance (L2)", wide.norm(dim=-1), truth.out.norm(dim=-1), l2, l2_allowed),
+        ("l2", "rows are outside tolerance by their L2", wide.norm(dim=-1), truth.out.norm(dim=-1), l2, l2_allowed),
         ("lse", "LSE are outside tolerance", lse, truth.lse, lse_error, lse_allowed),
     ):
-        ratio = (err / may.clamp(min=1e-300)).nan_to_num(nan=math.inf, posinf=math.inf)
-        tests.append(_Test(name=name, rule=rule, ratio=ratio, got=got, want=want, error=err, allowed=may))
+        ratio = (shown[2] / shown[3].clamp(min=1e-300)).nan_to_num(nan=math.inf, posinf=math.inf)
+        tests.append(_Test(rule=rule, score=ratio, shown=tuple(shown), limit=1.0, name=name))
     return tests
 
 
 def _verdict(tests: list[_Test], failed: torch.Tensor, truth: AttentionTruth) -> Verdict:
-    """Choose the worst; one trip to the host for all counts, one for the place."""
+    """Choose what to say; one trip to the host for all counts, one for the worst."""
     if not failed.numel():
-        return Verdict(passed=True, num_rows=0, num_failed=0, ratios={"l2": 0.0, "max": 0.0, "lse": 0.0})
-    numbers = [failed.sum(), *(n for test in tests for n in ((test.ratio > 1).sum(), test.ratio.max(), test.ratio.argmax()))]
+        return Verdict(passed=True, num_rows=0, num_failed=0, ratios={test.name: 0.0 for test in tests if test.name})
+    numbers = [failed.sum(), *(n for test in tests for n in (test.wrong.sum(), test.score.max(), test.score.argmax()))]
     num_failed, *found = torch.stack([n.double() for n in numbers]).tolist()
-    counts, worsts, places = found[::3], found[1::3], found[2::3]
-    ratios = {test.name: worst for test, worst in zip(tests, worsts, strict=True) if test.error is not None}
-    wrong = [index for index, count in enumerate(counts) if count]
-    at = wrong[0] if wrong else max(range(len(tests) - 3, len(tests)), key=lambda i: worsts[i])
-    test = tests[at]
-    flat = int(places[at])
-    shown = [test.got, test.want] + ([test.error, test.allowed] if test.error is not None and test.allowed is not None else [])
-    values = torch.stack([tensor.flatten()[flat].double() for tensor in shown]).tolist()
-    place = _place(flat, test.ratio.shape, truth)
+    counts, scores, places = found[::3], found[1::3], found[2::3]
+    at = next((i for i, count in enumerate(counts) if count), None)
+    passed = at is None
+    if at is None:
+        at = max((i for i, test in enumerate(tests) if test.name), key=lambda i: scores[i])
+    test, flat = tests[at], int(places[at])
+    values = torch.stack([tensor.flatten()[flat].double() for tensor in test.shown]).tolist()
     got, want, error, allowed = (*values, None, None)[:4]
-    verdict = Verdict(
-        passed=not wrong, num_rows=failed.numel(), num_failed=int(num_failed), ratios=ratios, place=place,
-        got=got, want=want, error=error, allowed=allowed,
-    )
-    if not wrong:
-        return verdict
-    where = ", ".join(f"{name} {index}" for name, index in place.items())
-    reason = f"{int(counts[at])} of {test.ratio.numel()} {test.rule}; "
-    reason += f"{'first' if error is None else 'worst'} [{where}]: got {got:.5g}, want {want:.5g}"
-    if error is not None:
+    place = _place(flat, test.score.shape, truth)
+    where = " ".join(f"{name} {index}," for name, index in place.items())[:-1]
+    reason = f"{int(counts[at])} of {test.score.numel()} {test.rule}; "
+    reason += f"{'worst' if test.name else 'first'} [{where}]: got {got:.5g}, want {want:.5g}"
+    if test.name:
         reason += f", error {error:.2g}, allowed {allowed:.2g}"
-    return dataclasses.replace(verdict, reason=reason)
+    return Verdict(
+        passed=passed, num_rows=failed.numel(), num_failed=int(num_failed), reason=None if passed else reason,
+        ratios={test.name: score for test, score in zip(tests, scores, strict=True) if test.name},
+        place=place, got=got, want=want, error=error, allowed=allowed,
+    )
 
 
 def _place(flat: int, shape: torch.Size, truth: AttentionTruth) -> dict[str, int]:
