@@ -69,13 +69,19 @@ class BlockManager:
         return free
 
     @property
+    def cached_blocks(self) -> list[int]:
+        """Blocks nobody holds whose contents can still be found, the next to be evicted first."""
+        cached: list[int] = self._books.pool.cached_blocks().tolist()
+        return cached
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks that are neither held nor cached."""
         return self._books.pool.num_free
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks nobody holds whose contents can still be found; evicted when there are no free ones."""
+        """How many blocks are cached; they are evicted when there are no free ones."""
         return self._books.pool.num_cached
 
     @property
