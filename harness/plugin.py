@@ -35,11 +35,16 @@ _CHOICES = {
     # Not --device: the test suites of Triton and of others who may install this have an option of that name.
     "pagedbench-device": ("NAME", "cpu, cuda or cuda:INDEX (default: the first GPU, else the CPU)", False),
 }
+_SWITCHES = {
+    "benchmark": "time rows that are right",
+    "in-process": "measure in this process and not in a worker, for debuggers: a kernel that crashes ends the session",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("pagedbench", "paged-attention kernels (pagedbench)")
-    group.addoption("--benchmark", action="store_true", dest="pagedbench_timed", help="time rows that are right")
+    for name, what in _SWITCHES.items():
+        group.addoption(f"--{name}", dest=_dest(name), action="store_true", help=what)
     for name, (metavar, what, again) in _CHOICES.items():
         how: dict[str, Any] = {"action": "append", "default": []} if again else {}
         group.addoption(f"--{name}", dest=_dest(name), metavar=metavar, help=what, **how)
@@ -51,7 +56,7 @@ def _dest(name: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse wrong names before anything is collected; a run that asks for nothing of ours loads nothing of ours."""
-    timed = config.getoption("pagedbench_timed")
+    timed = config.getoption("pagedbench_benchmark")
     if timed and not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("--benchmark needs the plugin pytest-benchmark, which is absent or blocked")
     if timed:
@@ -70,9 +75,9 @@ def matrix_of(config: pytest.Config) -> Matrix:
     """Return the run's matrix, made on first use."""
     if _MATRIX not in config.stash:
         chosen = argparse.Namespace(
-            **{_dest(name).removeprefix("pagedbench_"): config.getoption(_dest(name)) for name in _CHOICES}
+            **{_dest(name).removeprefix("pagedbench_"): config.getoption(_dest(name)) for name in (*_CHOICES, *_SWITCHES)}
         )
-        timed = config.getoption("pagedbench_timed")
+        timed = config.getoption("pagedbench_benchmark")
         try:
             config.stash[_MATRIX] = Matrix(chosen, config.rootpath / "results" / "runs" if timed else None)
         except UsageError as error:
@@ -94,20 +99,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def paged_case(request: pytest.FixtureRequest) -> Case:
     """The item's case."""
-    return matrix_of(request.config).case(request.param)
+    return _row_of(request)[0]
 
 
 @pytest.fixture
 def paged_entry(request: pytest.FixtureRequest) -> Entry:
     """The item's implementation in one of its layouts."""
-    return matrix_of(request.config).entry(request.param)
+    return _row_of(request)[1]
+
+
+def _row_of(request: pytest.FixtureRequest) -> tuple[Case, Entry]:
+    names = _names(request.node)
+    assert names is not None, "pytest_generate_tests names the row of every item that asks for one"
+    return matrix_of(request.config).rows[names]
 
 
 @pytest.fixture
 def paged_measured(request: pytest.FixtureRequest, paged_case: Case, paged_entry: Entry) -> Record:
     """What came of the item's row. Results that cannot be written end the session: the next row's could not either."""
     try:
-        return matrix_of(request.config).record(paged_case.name, str(paged_entry))
+        return matrix_of(request.config).record((paged_case.name, str(paged_entry)))
     except (UsageError, OSError) as error:
         pytest.exit(f"pagedbench: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
@@ -132,7 +143,7 @@ def judge(record: Record) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a choice that no collected test would act on."""
-    if (config.getoption("pagedbench_timed") or _is_chosen(config)) and not any(map(_row, items)):
+    if (config.getoption("pagedbench_benchmark") or _is_chosen(config)) and not any(map(_names, items)):
         raise pytest.UsageError(
             "rows are chosen, but no collected test asks for `paged_record`; `--pyargs harness.test_matrix` is one that does"
         )
@@ -140,11 +151,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Measure what is left after -k and the like, and no other row."""
-    rows = [row for item in session.items if (row := _row(item))]
-    if rows:
-        matrix_of(session.config).wanted = rows
+    wanted = {names for item in session.items if (names := _names(item))}
+    if wanted:
+        matrix = matrix_of(session.config)
+        matrix.wanted = [names for names in matrix.rows if names in wanted]
 
 
-def _row(item: pytest.Item) -> tuple[str, str] | None:
+def _names(item: pytest.Item) -> tuple[str, str] | None:
     params = getattr(getattr(item, "callspec", None), "params", {})
     return (params[_PARAMS[0]], params[_PARAMS[1]]) if set(_PARAMS) <= set(params) else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let the worker go and write the report."""
+    if _MATRIX in session.config.stash:
+        try:
+            session.config.stash[_MATRIX].close()
+        except OSError as error:
+            pytest.exit(f"pagedbench: no report: {error}", returncode=pytest.ExitCode.INTERRUPTED)

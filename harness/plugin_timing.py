@@ -91,8 +91,7 @@ class Timed:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the report; do not let a run that timed nothing, or lost a row of the saved run, pass for good."""
-        self._matrix.write_report()
+        """Do not let a run that timed nothing, or lost a row of the saved run, pass for good."""
         if session.exitstatus == pytest.ExitCode.OK and any(self._complaints()):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

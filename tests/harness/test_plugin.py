@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# A run inside a run forgets the modules that it loaded, and torch cannot be loaded twice.
+# Runs inside forget the modules that they loaded, and torch cannot be loaded twice.
 import harness.pipeline
 import harness.report
 import impls.torch_block_copy  # noqa: F401
@@ -67,8 +67,8 @@ def project(pytester):
 
 
 def run(project, *words, impls="toy.right[HND]", cases="copy.tiny"):
-    """Run pytest in the project; `impls` and `cases` are the globs given."""
-    files = ("--impl-file", "kernels.py", "--case-file", "cases.json")
+    """Run pytest in the project; `impls` and `cases` are the globs given. No worker: it would load torch each time."""
+    files = ("--impl-file", "kernels.py", "--case-file", "cases.json", "--in-process")
     return project.runpytest_inprocess(*files, "--impl", impls, "--case", cases, "-p", "no:cacheprovider", *words)
 
 
@@ -264,6 +264,17 @@ def test_a_folder_that_cannot_be_written_ends_the_run_in_one_line(project):
 
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "pagedbench: cannot write results to " in result.stdout.str()
+
+
+def test_a_kernel_that_crashes_fails_alone(project):
+    """Rows are measured in a worker: one that dies is a failed item, and the session goes on."""
+    Path("kernels.py").write_text(KERNELS.replace('raise RuntimeError("no such luck")', "import os; os.abort()"))
+    files = ("--impl-file", "kernels.py", "--case-file", "cases.json", "--case", "copy.tiny")
+
+    result = project.runpytest_inprocess(*files, "--impl", "toy.broken,toy.right", "-p", "no:cacheprovider")
+
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*toy.broken[[]HND[]] on copy.tiny is failed: *SIGABRT*"])
 
 
 def test_the_matrix_runs_without_a_test_module(project):
