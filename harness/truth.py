@@ -170,10 +170,11 @@ def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
     p = scores.sub_(lse[..., None]).exp_()
     out = _times(p, v)
 
-    num_keys = truth.num_visible[rows][:, None, :, None].double()
-    reach = abs(problem.scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(-1)[..., None, None]  # no score is larger
+    seen = truth.num_visible[rows]  # s t
+    longest = k.norm(dim=-1).cummax(-1).values.gather(-1, seen[:, None].sub(1).expand(-1, k.shape[1], -1))  # s h t
+    reach = abs(problem.scale) * q.norm(dim=-1) * longest[..., None]  # no score is larger
     light = p.where(p < 4 * UNIT_F32, 0.0).sum(-1)  # what a running sum in float32 may lose for good
-    arithmetic = UNIT_F32 * (2 + reach * q.shape[-1] ** 0.5 / 6 + num_keys.sqrt()) + light / 4
+    arithmetic = UNIT_F32 * (2 + reach * q.shape[-1] ** 0.5 / 6 + seen[:, None, :, None] ** 0.5) + light / 4
     if "query" in truth.quantises:  # moves all scores of a row together: nothing averages it out
         arithmetic += torch.finfo(FP8).eps / 2 * reach / q.shape[-1] ** 0.5
     l2, largest, sums = _baseline(p, v, out, arithmetic[..., None], truth)
@@ -202,14 +203,16 @@ def _baseline(
 
     Rounding n probabilities of like weight averages out; where few carry a row it may fall as badly as it can, which
     `luck` (1 where one token carries all, 1/sqrt(n) where n do) says. `drift` is what does not average at all: alike
-    probabilities are rounded alike. Subnormals are rounded as coarsely as the smallest normal number.
+    probabilities are rounded alike. Subnormals are rounded as coarsely as the smallest normal number, and evenly, which
+    is worse by about sqrt(2).
     """
     info = torch.finfo(FP8 if "probabilities" in truth.quantises else truth.dtype)
     unit = info.eps / 2 if info.bits < 32 else 0.0
     most = p.amax(-1, keepdim=True)
+    coarsest = 1.4 * info.smallest_normal * (most if info.bits < 16 else torch.ones_like(most))
     v2 = v.float().square()  # errors of errors: float32 will do, and costs half
     weight = v2.sum(-1).double()[:, :, None, None]
-    p2 = p.where(p == 0, p.maximum(info.smallest_normal * most)).square()
+    p2 = p.where(p == 0, p.maximum(coarsest)).square()
     spread2 = _times(p2.float(), v2).double()  # s h t g d
     found = [_rounding(x, info, weight) for x in (p / most, p)]
     drift = torch.maximum(found[0][0] * most, found[1][0])
