@@ -1,0 +1,207 @@
+"""The interface of the Ascend article, over the block manager and any implementation of the registry.
+
+    attention = PagedAttention(num_heads=32, head_dim=128, block_size=16, num_blocks=1024)
+    block_ids = attention.allocate(request_id=1, seq_len=128)
+    output = attention.forward(query, key, value, block_ids)
+    attention.free(request_id=1)
+
+One layer, one request a call: for learning and for checking. An engine takes `BlockManager` and plans a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.ops.attention import AttentionSpec, AttentionStep
+from harness.ops.dtypes import torch_dtype
+from harness.ops.layouts import KV_NHD
+from harness.registry import Registry, Unsupported, default_registry
+from runtime.errors import ForeignBlock, InvalidLength, SequenceExists, UnknownSequence
+from runtime.manager import BlockManager
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Request:
+    """Blocks given to a request, and how many of its slots are filled."""
+
+    request_id: Hashable
+    sequence: int
+    block_ids: tuple[int, ...]
+    seq_len: int
+    filled: int = 0
+
+
+class PagedAttention:
+    """A cache [num_blocks, 2, block_size, num_kv_heads, head_dim] and the requests in it.
+
+    impl      a name of the registry; it must take the layout KV_NHD
+    dtype     "f32", "f16" or "bf16": of the cache and of all that is handed in
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        block_size: int,
+        num_blocks: int,
+        *,
+        num_kv_heads: int | None = None,
+        impl: str = "torch.gather",
+        dtype: str = "f32",
+        device: str = "cpu",
+        registry: Registry | None = None,
+    ) -> None:
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.num_kv_heads = num_kv_heads or num_heads
+        if num_heads % self.num_kv_heads:
+            raise InvalidLength(
+                f"PagedAttention: num_heads must be a multiple of num_kv_heads, got {num_heads}, {num_kv_heads}"
+            )
+        self._manager = BlockManager(num_blocks, block_size)
+        (entry,) = (registry or default_registry()).entries([f"{impl}[{KV_NHD}]"])
+        self._impl, self._params = entry.impl, entry.impl.resolve_params({})
+        self._dtype, self._device = dtype, device
+        shape = (num_blocks, self.num_kv_heads, block_size, head_dim)
+        self.key_cache, self.value_cache = KV_NHD.empty(shape, torch_dtype(dtype), device)
+        self._requests: dict[Hashable, Request] = {}
+        self._prepared: dict[int, Any] = {}  # by the power of two that bounds the query's tokens
+
+    def allocate(self, request_id: Hashable, seq_len: int) -> list[int]:
+        """Blocks for `seq_len` tokens of a new request, the prompt and all that will follow it."""
+        if request_id in self._requests:
+            raise SequenceExists(f"PagedAttention.allocate: request {request_id!r} has blocks: free it first")
+        if seq_len < 1:
+            raise InvalidLength(f"PagedAttention.allocate: seq_len must be at least 1, got {seq_len}")
+        sequence = self._manager.create_sequence()
+        try:
+            self._manager.append_tokens([sequence], [seq_len])
+        except Exception:
+            self._manager.release_sequence(sequence)
+            raise
+        block_ids = self._manager.sequences[sequence].block_table
+        self._requests[request_id] = Request(request_id, sequence, tuple(block_ids), seq_len)
+        return block_ids
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, block_ids: Sequence[int]) -> torch.Tensor:
+        """Append `key` and `value` at the request's fill mark, then attend causally over all that it holds.
+
+        Shapes
+            query                [num_tokens, num_heads, head_dim]
+            key, value           [num_tokens, num_kv_heads, head_dim]
+            the answer           as query
+        """
+        import torch
+
+        request = self._request_of(block_ids)
+        num_tokens = len(query)
+        self._check(query, key, value)
+        if request.filled + num_tokens > request.seq_len:
+            raise InvalidLength(
+                f"PagedAttention.forward: request {request.request_id!r} has slots for {request.seq_len} tokens and holds "
+                f"{request.filled}, got {num_tokens} more: allocate as many as it will come to"
+            )
+        self._write(request, key, value)
+        prepared = self._prepare(num_tokens)
+        prepared.plan(self._step(request, num_tokens))
+        out = torch.empty_like(query)
+        lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+        prepared.launch(query, self.key_cache, self.value_cache, out, lse)
+        return out
+
+    def free(self, request_id: Hashable) -> None:
+        """Give a request's blocks back."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            raise UnknownSequence(f"PagedAttention.free: request {request_id!r} has no blocks: it was freed or never allocated")
+        self._manager.release_sequence(request.sequence)
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """Blocks of no request."""
+        return self._manager.free_blocks
+
+    def _request_of(self, block_ids: Sequence[int]) -> Request:
+        wanted = tuple(map(int, block_ids))
+        for request in self._requests.values():
+            if request.block_ids == wanted:
+                return request
+        raise ForeignBlock(f"PagedAttention.forward: no request holds the blocks {list(wanted)}: give what allocate returned")
+
+    def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        num_tokens, wanted = len(query), torch_dtype(self._dtype)
+        for name, tensor, heads in (
+            ("query", query, self.num_heads),
+            ("key", key, self.num_kv_heads),
+            ("value", value, self.num_kv_heads),
+        ):
+            shape = (num_tokens, heads, self.head_dim)
+            if tuple(tensor.shape) != shape or tensor.dtype != wanted or num_tokens == 0:
+                raise InvalidLength(
+                    f"PagedAttention.forward: {name} must be {list(shape)} of {wanted}, at least one token, "
+                    f"got {list(tensor.shape)} of {tensor.dtype}"
+                )
+
+    def _write(self, request: Request, key: torch.Tensor, value: torch.Tensor) -> None:
+        import torch
+
+        positions = np.arange(request.filled, request.filled + len(key))
+        size = self._manager.block_size
+        block = torch.from_numpy(np.array(request.block_ids)[positions // size]).to(key.device)
+        offset = torch.from_numpy(positions % size).to(key.device)
+        self.key_cache[block, offset] = key
+        self.value_cache[block, offset] = value
+        request.filled += len(key)
+
+    def _prepare(self, num_tokens: int) -> Any:
+        capacity = 1 << (num_tokens - 1).bit_length()
+        if capacity not in self._prepared:
+            num_blocks, block_size = self._manager.num_physical_blocks, self._manager.block_size
+            spec = AttentionSpec(
+                num_q_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                block_size=block_size,
+                dtype=self._dtype,
+                scale=1 / math.sqrt(self.head_dim),
+                layout=KV_NHD,
+                num_blocks=num_blocks,
+                max_num_seqs=1,
+                max_num_tokens=capacity,
+                max_q_len=capacity,
+                max_seq_len=num_blocks * block_size,
+                max_blocks_per_seq=num_blocks,
+                device=self._device,
+                params=self._params,
+            )
+            limits: Any = self._impl.limits  # it reads the fields that a spec shares with a case
+            reason = limits.why_not(spec) or self._impl.why_missing(self._device.split(":")[0])
+            if reason:
+                raise Unsupported(f"{self._impl.name} cannot run this PagedAttention: {reason}")
+            self._prepared[capacity] = self._impl.load()(spec)
+        return self._prepared[capacity]
+
+    def _step(self, request: Request, num_tokens: int) -> AttentionStep:
+        import torch
+
+        host = (
+            np.array([request.block_ids], np.int32),
+            np.array([request.filled], np.int32),
+            np.array([0, num_tokens], np.int32),
+        )
+        tables, lengths, starts = (torch.from_numpy(array).to(self._device) for array in host)
+        return AttentionStep(
+            block_tables=tables,
+            seq_lens=lengths,
+            query_start_loc=starts,
+            host_block_tables=host[0],
+            host_seq_lens=host[1],
+            host_query_start_loc=host[2],
+        )

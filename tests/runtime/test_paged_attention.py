@@ -1,0 +1,75 @@
+"""The Ascend article's interface, in float32 against attention over plain tensors."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from runtime import ForeignBlock, InvalidLength, OutOfBlocks, SequenceExists, UnknownSequence
+from runtime.paged_attention import PagedAttention
+
+IMPLS = ("torch.gather", "torch.blocked", "numpy.dense", "numpy.online")
+
+
+def tokens(count, heads, seed):
+    return torch.randn(count, heads, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def truth(query, key, value):
+    """Causal attention of the last len(query) tokens, in float64."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (part.double().repeat_interleave(group, dim=1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key) / 4
+    seen = torch.arange(len(key)) <= torch.arange(len(query))[:, None] + len(key) - len(query)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_two_requests_decode_side_by_side(impl):
+    """A prompt, then one token at a time; each request reads its own blocks, past block edges and in scattered order."""
+    attention = PagedAttention(num_heads=4, num_kv_heads=2, head_dim=16, block_size=4, num_blocks=12, impl=impl)
+    attention.key_cache.fill_(torch.nan)
+    attention.value_cache.fill_(torch.nan)
+    attention.allocate("gone", 5)
+    blocks = {"a": attention.allocate("a", 11)}
+    attention.free("gone")
+    blocks["b"] = attention.allocate("b", 9)
+    seen = {name: (tokens(0, 2, 0), tokens(0, 2, 0)) for name in blocks}
+    for step, count in enumerate((5, 1, 2, 1)):
+        for offset, name in enumerate(blocks):
+            query, key, value = (tokens(count, heads, 10 * step + 3 * offset + i) for i, heads in enumerate((4, 2, 2)))
+            seen[name] = tuple(torch.cat(pair) for pair in zip(seen[name], (key, value), strict=True))
+            out = attention.forward(query, key, value, blocks[name])
+            torch.testing.assert_close(out.double(), truth(query, *seen[name]), rtol=1e-5, atol=1e-5)
+
+
+def test_it_refuses_what_was_not_allocated():
+    """Past the allocated length, foreign blocks, a second free, a second allocation, more than there is."""
+    attention = PagedAttention(num_heads=2, head_dim=16, block_size=4, num_blocks=4)
+    blocks = attention.allocate(1, 6)
+    part = tokens(5, 2, 0)
+    attention.forward(part, part, part, blocks)
+
+    with pytest.raises(InvalidLength, match="has slots for 6 tokens and holds 5, got 5 more"):
+        attention.forward(part, part, part, blocks)
+    with pytest.raises(ForeignBlock, match=r"no request holds the blocks \[3\]"):
+        attention.forward(part, part, part, [3])
+    with pytest.raises(InvalidLength, match=r"key must be \[5, 2, 16\]"):
+        attention.forward(part, part[:4], part, blocks)
+    with pytest.raises(SequenceExists, match="request 1 has blocks"):
+        attention.allocate(1, 2)
+    with pytest.raises(OutOfBlocks, match="needs 3 blocks, and 2 of 4 can be taken"):
+        attention.allocate(2, 9)
+    attention.free(1)
+    with pytest.raises(UnknownSequence, match="request 1 has no blocks"):
+        attention.free(1)
+    assert len(attention.free_blocks) == 4
+
+
+def test_naming_it_needs_no_torch():
+    """The facade loads torch when it is made, and not when its page is imported."""
+    code = "import sys, runtime; runtime.PagedAttention; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
