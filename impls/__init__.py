@@ -39,6 +39,16 @@ IMPLS: tuple[Impl, ...] = (
         limits=Limits(max_head_dim=512), available="impls.cuda.jit:why_missing",
         note="one warp a query head, tokens in order",
     ),
+    Impl(
+        name="cuda.block_parallel", op="attention", prepare="impls.cuda.block_parallel:prepare", layouts=(HND, NHD, KV_NHD),
+        devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
+        note="one CTA a KV head, warps over blocks, one read for the group",
+    ),
+    Impl(
+        name="cuda.split_kv", op="attention", prepare="impls.cuda.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
+        devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
+        params={"splits": (0, 1, 2, 4, 8, 16, 32, 64)}, note="block_parallel, sequences cut over CTAs, then merged",
+    ),
     # attention, Triton
     Impl(
         name="triton.split_kv", op="attention", prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),

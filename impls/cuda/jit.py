@@ -20,6 +20,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = ["CompileError", "Kernel", "cache_folder", "compile", "why_missing"]
 FOLDER = Path(__file__).parent
 OPTIONS = ("std=c++17", "ptxas -v")  # part of the cache's key: change it together with _nvrtc
 FORMAT = 1  # of a cache entry
+_IMPORTING = threading.Lock()  # cuda.core fails when two threads import it at once
 
 
 class CompileError(Exception):
@@ -139,7 +141,8 @@ class _Request:
 def _nvrtc(request: _Request) -> tuple[bytes, dict[str, Any]]:
     """Compile; return the cubin and its resources."""
     version, headers = toolkit.nvrtc_version(), toolkit.header_folder()
-    from cuda.core import Program, ProgramOptions
+    with _IMPORTING:
+        from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
         name=request.path.name, arch=request.arch, std="c++17", define_macro=list(request.macros),
@@ -150,9 +153,12 @@ def _nvrtc(request: _Request) -> tuple[bytes, dict[str, Any]]:
         cubin = bytes(Program(request.text, "c++", options).compile("cubin", logs=log).code)
     except Exception as error:  # cuda.core's own classes, which moved between its releases
         macros = " ".join(f"{name}={value}" for name, value in request.macros)
-        said = str(error).partition("compilation log:")[2].strip("\0 \n") or str(error).strip()
+        text = str(error).replace("\0", "")
+        said = text.partition("compilation log:")[2].strip() or text.strip()
+        for folder in request.folders():
+            said = said.replace(f"{folder}/", "")
         lines = "\n".join(f"  {line}" for line in said.splitlines())
-        raise CompileError(f"{request.path.name}, {request.arch}, NVRTC {version}, {macros or 'no macros'}\n{lines}") from error
+        raise CompileError(f"{request.path.name}, {request.arch}, NVRTC {version}, {macros or 'no macros'}\n{lines}") from None
     return cubin, parse_resources(log.getvalue(), request.entry, request.arch) | {"digest": hashlib.sha256(cubin).hexdigest()}
 
 

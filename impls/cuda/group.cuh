@@ -1,0 +1,340 @@
+// group.cuh -- attention of the query heads of one KV head over a range of tokens, by all warps of a CTA.
+//
+//   lane   reads kPerLane 16-byte chunks of a row (a token's key or value), of kRows consecutive tokens
+//   team   kLanes lanes, which together read whole rows
+//   warp   a tile of kTile tokens at a time: scores by team, softmax once a (head, token), then the weighted values.
+//          A row is read once for all kHeads query heads. The values of a tile are on their way while its scores are
+//          summed, the keys of the next while its values are: kRows * kPerLane loads of a lane are always in flight.
+//   CTA    warps take every kWarps-th tile, and are merged in shared memory
+#pragma once
+
+#include "paged.cuh"
+
+// Specialised by group.py.
+constexpr int kWarps = PA_WARPS;       // a CTA
+constexpr int kHeads = PA_HEADS;       // query heads that a CTA takes; a larger group is cut into kParts
+constexpr int kRows = PA_ROWS;         // tokens that a lane reads at a time
+constexpr int kStep = PA_STEP;         // tokens that a CTA takes at a time
+constexpr int kCtas = PA_CTAS;         // that an SM must hold at once, which bounds the registers of each
+
+constexpr int kParts = (kGroup + kHeads - 1) / kHeads;
+constexpr int kThreads = kWarps * 32;
+constexpr int kChunk = 16 / sizeof(Scalar);  // elements
+constexpr int kChunks = kHeadDim / kChunk;   // a row
+
+__device__ constexpr int lanes_for(int chunks) {
+    int lanes = 1;
+    while (lanes < chunks && lanes < 32) lanes *= 2;
+    return lanes;
+}
+constexpr int kLanes = lanes_for(kChunks);
+constexpr int kPerLane = (kChunks + kLanes - 1) / kLanes;
+constexpr int kTile = 32 / kLanes * kRows;
+constexpr bool kWhole = kChunks == kLanes * kPerLane;        // no lane idles
+constexpr int kIds = kBlockSize % kRows == 0 ? 1 : kRows;    // blocks that a lane's tokens of a tile may lie in
+
+static_assert(kHeadDim % kChunk == 0, "PA_HEAD_DIM must be a multiple of 16 bytes");
+static_assert(kLayout != X_PACKED, "PA_LAYOUT must keep a token's row contiguous");
+static_assert(kTile <= 32, "PA_ROWS must be at most kLanes: a lane takes one token of a tile through the softmax");
+static_assert(kStep == kWarps * kTile, "PA_STEP must be what kWarps warps take at a time");
+
+// Quad number `quad` of a chunk, four elements, as floats.
+constexpr int kQuads = kChunk / 4;
+template <typename T> constexpr bool kIsHalf = false;
+template <> constexpr bool kIsHalf<__half> = true;
+__device__ inline void unpack_pair(unsigned pair, float& low, float& high) {
+    if constexpr (kIsHalf<Scalar>) {
+        low = __half2float(__ushort_as_half((unsigned short)(pair & 0xffffu)));
+        high = __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
+    } else {  // bf16 is the upper half of a float
+        low = __uint_as_float(pair << 16);
+        high = __uint_as_float(pair & 0xffff0000u);
+    }
+}
+__device__ inline void unpack_quad(const uint4& chunk, int quad, float (&x)[4]) {
+    if constexpr (kQuads == 1) {
+        x[0] = __uint_as_float(chunk.x), x[1] = __uint_as_float(chunk.y);
+        x[2] = __uint_as_float(chunk.z), x[3] = __uint_as_float(chunk.w);
+    } else {
+        unpack_pair(quad == 0 ? chunk.x : chunk.z, x[0], x[1]);
+        unpack_pair(quad == 0 ? chunk.y : chunk.w, x[2], x[3]);
+    }
+}
+
+// What the warps of a CTA share, and leave for merging. Maxima and scores are in units of log2.
+struct Shared {
+    float4 query[kHeads][kPerLane][kQuads][kLanes];    // each lane's chunks; zero where there is no head or element
+    alignas(16) float sums[kWarps][kHeads][kHeadDim];  // of exp2(score - most) * value
+    alignas(16) float weights[kWarps][kHeads][kTile];  // scores of a tile, then exp2(score - most)
+    float most[kWarps][kHeads];                        // maximum of the scores
+    float total[kWarps][kHeads];                       // of exp2(score - most)
+};
+
+struct Lane {
+    int warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    int team = lane / kLanes;
+    int member = lane % kLanes;  // of its team
+};
+
+// Look up the blocks of tokens first .. first + kRows - 1, as far as they are below `end`.
+__device__ inline void find_blocks(int (&ids)[kIds], const int* table, int first, int end) {
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) ids[i] = first + i < end ? __ldg(table + (first + i) / kBlockSize) : 0;
+}
+
+// Read the rows of tokens first .. first + kRows - 1. Rows at or past `end` are zero, and not touched, unless kFull.
+template <bool kFull>
+__device__ inline void load_rows(
+    uint4 (&rows)[kRows][kPerLane], const Scalar* cache, const KvHead& head, const int (&ids)[kIds], int first, int end, int member) {
+    const Scalar* row = cache + head.row(ids[0], first % kBlockSize);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        if (kIds > 1) row = cache + head.row(ids[r % kIds], (first + r) % kBlockSize);
+#pragma unroll
+        for (int c = 0; c < kPerLane; ++c) {
+            const int chunk = c * kLanes + member;
+            const bool there = (kFull || first + r < end) && (kWhole || chunk < kChunks);
+            rows[r][c] = there ? __ldg(reinterpret_cast<const uint4*>(row) + chunk) : make_uint4(0, 0, 0, 0);
+        }
+        if (kIds == 1) row += head.row_stride();
+    }
+}
+
+// Sum each of kCount values over kSpan lanes. While their number is even, a lane passes half of them on and keeps the
+// other half, so that in the end it holds sum number `held` and those after it, instead of every lane all.
+template <int kCount, int kSpan>
+__device__ inline void sum_over(float* values, int lane, int& held) {
+    if constexpr (kSpan > 1) {
+        constexpr int kOffset = kSpan / 2;
+        constexpr int kKept = kCount % 2 == 0 ? kCount / 2 : kCount;
+        const bool upper = lane & kOffset;
+#pragma unroll
+        for (int i = 0; i < kKept; ++i) {
+            float kept = values[i], passed = values[i];
+            if (kKept < kCount) {
+                kept = upper ? values[i + kCount - kKept] : values[i];
+                passed = upper ? values[i] : values[i + kCount - kKept];
+            }
+            values[i] = kept + __shfl_xor_sync(0xffffffffu, passed, kOffset);
+        }
+        if (kKept < kCount && upper) held += kKept;
+        sum_over<kKept, kOffset>(values, lane, held);
+    }
+}
+__device__ constexpr int held_after(int count, int span) {
+    for (; span > 1; span /= 2) count = count % 2 == 0 ? count / 2 : count;
+    return count;
+}
+constexpr int kBatch = kRows % 4 == 0 ? 4 : kRows;           // rows scored at once; more would not fit the registers
+constexpr int kDots = kHeads * kBatch;
+constexpr int kHeld = held_after(kDots, kLanes);             // sums that a lane ends up with
+constexpr int kCopies = kLanes * kHeld / kDots;              // lanes of a team that end up with the same ones
+
+// The CTA's queries as floats, where each lane finds its chunks of them. num_heads of kHeads exist.
+__device__ inline void load_query(Shared& shared, const Scalar* query, int num_heads) {
+    for (int i = threadIdx.x; i < kHeads * kPerLane * kLanes; i += kThreads) {
+        const int h = i / (kPerLane * kLanes), chunk = i % (kPerLane * kLanes);
+        const bool there = h < num_heads && chunk < kChunks;
+        const uint4* from = reinterpret_cast<const uint4*>(query + h * kHeadDim) + chunk;
+        const uint4 raw = there ? __ldg(from) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int quad = 0; quad < kQuads; ++quad) {
+            float x[4];
+            unpack_quad(raw, quad, x);
+            shared.query[h][chunk / kLanes][quad][chunk % kLanes] = make_float4(x[0], x[1], x[2], x[3]);
+        }
+    }
+    __syncthreads();
+}
+
+// Scores of a tile: the lane's share of the dot products, summed over its team, into weights[head][token of the tile].
+__device__ inline void score_tile(
+    Shared& shared, const uint4 (&keys)[kRows][kPerLane], const Lane& me, int first, int end, float scale) {
+    float(&weights)[kHeads][kTile] = shared.weights[me.warp];
+#pragma unroll
+    for (int begin = 0; begin < kRows; begin += kBatch) {
+        float dots[kDots] = {};
+#pragma unroll
+        for (int c = 0; c < kPerLane; ++c) {
+#pragma unroll
+            for (int quad = 0; quad < kQuads; ++quad) {
+                float k[kBatch][4];
+#pragma unroll
+                for (int r = 0; r < kBatch; ++r) unpack_quad(keys[begin + r][c], quad, k[r]);
+#pragma unroll
+                for (int h = 0; h < kHeads; ++h) {
+                    const float4 q = shared.query[h][c][quad][me.member];
+#pragma unroll
+                    for (int r = 0; r < kBatch; ++r) {
+                        float& dot = dots[h * kBatch + r];
+                        dot += q.x * k[r][0], dot += q.y * k[r][1], dot += q.z * k[r][2], dot += q.w * k[r][3];
+                    }
+                }
+            }
+        }
+        int held = 0;
+        sum_over<kDots, kLanes>(dots, me.lane, held);
+        if (me.member % kCopies == 0) {
+#pragma unroll
+            for (int i = 0; i < kHeld; ++i) {
+                const int h = (held + i) / kBatch, r = begin + (held + i) % kBatch;
+                weights[h][me.team * kRows + r] = first + r < end ? dots[i] * scale : -CUDART_INF_F;
+            }
+        }
+    }
+}
+
+// Add the values of a tile, weighted, to the lane's sums.
+__device__ inline void add_values(
+    float (&sums)[kHeads][kPerLane][kChunk], const float (&weights)[kHeads][kTile], const uint4 (&values)[kRows][kPerLane],
+    int team) {
+    constexpr int kVector = kBatch == 4 ? 4 : 1;  // weights read at once
+#pragma unroll
+    for (int begin = 0; begin < kRows; begin += kVector) {
+        float weight[kHeads][kVector];
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+            const float* from = &weights[h][team * kRows + begin];
+            if constexpr (kVector == 4) {
+                const float4 four = *reinterpret_cast<const float4*>(from);
+                weight[h][0] = four.x, weight[h][1] = four.y, weight[h][2] = four.z, weight[h][3] = four.w;
+            } else {
+                weight[h][0] = *from;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+#pragma unroll
+            for (int c = 0; c < kPerLane; ++c) {
+#pragma unroll
+                for (int quad = 0; quad < kQuads; ++quad) {
+                    float v[4];
+                    unpack_quad(values[begin + i][c], quad, v);
+#pragma unroll
+                    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) sums[h][c][quad * 4 + e] += weight[h][i] * v[e];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// exp2(x - most), where a maximum of -inf stands for "no score yet" and must not give NaN.
+__device__ inline float exp2_below(float x, float most) { return exp2f(x - (most == -CUDART_INF_F ? 0.0f : most)); }
+
+// Attend to tokens begin .. end - 1 of one sequence; `begin` is a multiple of kStep. Leaves each warp's share in `shared`,
+// for all threads to read. `query` points at the first of the CTA's query heads, of which `num_heads` exist.
+__device__ inline void attend(
+    Shared& shared, const Scalar* query, int num_heads, const Scalar* key_cache, const Scalar* value_cache,
+    const KvHead& key_head, const KvHead& value_head, const int* table, int begin, int end, float scale) {
+    const Lane me;
+    float(&weights)[kHeads][kTile] = shared.weights[me.warp];
+
+    float sums[kHeads][kPerLane][kChunk] = {};
+    float most[kHeads], total[kHeads] = {};  // total: of the tokens that this lane took through the softmax
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) most[h] = -CUDART_INF_F;
+
+    int tile = begin + me.warp * kTile;  // first token of the warp's tile
+    int first = tile + me.team * kRows;  // first token of the lane
+    int ids[kIds], next_ids[kIds];
+    uint4 keys[kRows][kPerLane], values[kRows][kPerLane];
+    const auto load = [&](uint4(&rows)[kRows][kPerLane], const Scalar* cache, const KvHead& head) {
+        if (tile + kTile <= end) load_rows<true>(rows, cache, head, ids, first, end, me.member);
+        else load_rows<false>(rows, cache, head, ids, first, end, me.member);
+    };
+    find_blocks(ids, table, first, end);
+    find_blocks(next_ids, table, first + kStep, end);
+    load(keys, key_cache, key_head);
+    load_query(shared, query, num_heads);
+
+    while (tile < end) {
+        load(values, value_cache, value_head);
+        score_tile(shared, keys, me, first, end, scale * kLog2e);
+        __syncwarp();
+
+        tile += kStep, first += kStep;
+#pragma unroll
+        for (int i = 0; i < kIds; ++i) ids[i] = next_ids[i];
+        find_blocks(next_ids, table, first + kStep, end);
+        load(keys, key_cache, key_head);
+
+        float score[kHeads];  // lane t takes token t of the tile; lanes past it repeat them and count nothing
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) score[h] = weights[h][me.lane % kTile];
+        __syncwarp();  // read by all, before they are overwritten
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+            float larger = fmaxf(most[h], score[h]);
+#pragma unroll
+            for (int offset = kTile / 2; offset > 0; offset /= 2) {
+                larger = fmaxf(larger, __shfl_xor_sync(0xffffffffu, larger, offset));
+            }
+            const float weight = exp2_below(score[h], larger), keep = exp2_below(most[h], larger);
+            total[h] = total[h] * keep + (me.lane < kTile ? weight : 0.0f);
+            if (larger > most[h]) {
+#pragma unroll
+                for (int c = 0; c < kPerLane; ++c) {
+#pragma unroll
+                    for (int e = 0; e < kChunk; ++e) sums[h][c][e] *= keep;
+                }
+                most[h] = larger;
+            }
+            if (me.lane < kTile) weights[h][me.lane] = weight;
+        }
+        __syncwarp();
+        add_values(sums, weights, values, me.team);
+        __syncwarp();  // read by all, before the next scores
+    }
+
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+        for (int offset = 16; offset > 0; offset /= 2) total[h] += __shfl_xor_sync(0xffffffffu, total[h], offset);
+        if (me.lane == 0) shared.most[me.warp][h] = most[h], shared.total[me.warp][h] = total[h];
+#pragma unroll
+        for (int c = 0; c < kPerLane; ++c) {
+            const int chunk = c * kLanes + me.member;
+#pragma unroll
+            for (int e = 0; e < kChunk; ++e) {
+                float sum = sums[h][c][e];
+                for (int offset = 16; offset >= kLanes; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+                if (me.team == 0 && chunk < kChunks) shared.sums[me.warp][h][chunk * kChunk + e] = sum;
+            }
+        }
+    }
+    __syncthreads();
+}
+
+struct Merged {
+    float most;   // log2
+    float total;
+    float sum;
+};
+
+// Element `dim` of head `h`, over all warps.
+__device__ inline Merged merge_warps(const Shared& shared, int h, int dim) {
+    Merged merged = {-CUDART_INF_F, 0.0f, 0.0f};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) merged.most = fmaxf(merged.most, shared.most[w][h]);
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+        const float weight = exp2_below(shared.most[w][h], merged.most);
+        merged.total += weight * shared.total[w][h];
+        merged.sum += weight * shared.sums[w][h][dim];
+    }
+    return merged;
+}
+
+// Normalise and write the CTA's heads: out at the first of them, lse likewise.
+__device__ inline void write_out(Scalar* out, float* lse, const Shared& shared, int num_heads) {
+    for (int i = threadIdx.x; i < num_heads * kHeadDim; i += kThreads) {
+        const int h = i / kHeadDim, dim = i % kHeadDim;
+        const Merged merged = merge_warps(shared, h, dim);
+        const bool empty = merged.total == 0.0f;  // no visible key: out = 0, lse = -inf
+        from_float(out[i], empty ? 0.0f : merged.sum / merged.total);
+        if (dim == 0) lse[h] = empty ? -CUDART_INF_F : merged.most * kLn2 + logf(merged.total);
+    }
+}
