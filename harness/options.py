@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+POWER = ("first", "all", "none")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -12,7 +14,8 @@ class Options:
 
     suite            the name that records carry
     bench            time what was right
-    power            hold a window of at least 1 s a row for power and energy
+    power            which rows hold a window of at least 1 s for power and energy: "first" (an implementation's first
+                     layout), "all" or "none"
     patient          run what would take minutes on this device, too
     min_visits       visits a row, at least (other rows between them); the interval over them wants five
     max_visits       visits a row, at most
@@ -22,7 +25,7 @@ class Options:
 
     suite: str = "custom"
     bench: bool = True
-    power: bool = True
+    power: str = "first"
     patient: bool = False
     min_visits: int = 5
     max_visits: int = 15

@@ -5,6 +5,7 @@ A wrong answer stops at check: it is recorded, never timed. Whatever cannot be r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -12,6 +13,7 @@ import gc
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -67,10 +69,21 @@ class Session:
 
     def __init__(self, options: Options, registry: Registry, device: str | None = None, run: str = "unsaved") -> None:
         self.options, self.registry, self.run = options, registry, run
+        self.spent_s: dict[str, float] = {}
         self.device: Device = find_device(device)
         self.nvml, self.nvml_missing = _find_nvml(self.device)
         self.selftest = selftest(self.device, self.nvml) if options.bench else {}
         self.doubt = doubts(self.selftest)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds of the block to `spent_s[name]`; an inner phase's are not counted twice."""
+        begin, inner = time.perf_counter(), sum(self.spent_s.values())
+        try:
+            yield
+        finally:
+            inside = sum(self.spent_s.values()) - inner
+            self.spent_s[name] = self.spent_s.get(name, 0.0) + time.perf_counter() - begin - inside
 
     def facts(self) -> dict[str, Any]:
         """What the run's records share, as plain data: device, toolchain, self-test, and why there is no NVML."""
@@ -183,14 +196,17 @@ class _CaseRun:
                 admitted.append(row)
         right = []
         for row in admitted:
-            if self._check(row):
+            with self.session.phase("check"):
+                passed = self._check(row)
+            if passed:
                 right.append(row)
             else:
                 row.release()
                 yield row
         if self.session.options.bench and right:
             self._forget(PLAIN, NEEDLES)
-            self._time(right)
+            with self.session.phase("time"):
+                self._time(right)
         for row in right:
             yield row
 
@@ -233,20 +249,21 @@ class _CaseRun:
     def _check(self, row: Row) -> bool:
         """Prepare and judge a row on both families of inputs."""
         self.progress(f"check {self.case} {row.entry}", row.number)
-        if not row.prepare():
+        # Tensors first, so that what is measured between is the implementation's own memory.
+        stages = [(functools.partial(self._stage, family, row.entry.layout, 1), family.name) for family in (PLAIN, NEEDLES)]
+        if not all(row.attempt(stage, "inputs") for stage, _ in stages) or not row.prepare():
             return False
-        for family in (PLAIN, NEEDLES):
-            if not row.check(functools.partial(self._stage, family, row.entry.layout, 1), family.name):
-                return False
-        row.measure_memory()
-        return True
+        return all(row.check(stage, family) for stage, family in stages)
 
     def _stage(self, family: Hazards, layout: Layout, layers: int) -> Staged:
-        if family.name not in self._inputs:
-            self._inputs[family.name] = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
         key = (family.name, layout.name)
-        if key not in self._staged:
-            self._staged[key] = self._inputs[family.name].stage(layout)
+        with self.session.phase("inputs"):
+            if family.name not in self._inputs:
+                built = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
+                self._inputs[family.name] = built
+            if key not in self._staged:
+                self._staged[key] = self._inputs[family.name].stage(layout)
+            self.device.synchronize()
         return self._staged[key]
 
     def _forget(self, *families: Hazards) -> None:
@@ -260,7 +277,7 @@ class _CaseRun:
         case = self.case
         wanted = math.ceil(CACHES[self.device.kind] * self.device.cache_bytes / max(case.traffic_bytes, 1))
         affordable: int = min(ROTATION_BYTES[self.device.kind], self.device.memory_bytes // 16) // max(case.cache_bytes, 1)
-        return max(2, min(wanted, affordable, 512))
+        return max(2, min(wanted, affordable, 256))
 
     def _time(self, rows: Sequence[Row]) -> None:
         """Visit rows in shuffled order, again and again, until each has converged or had its share."""
@@ -279,17 +296,20 @@ class _CaseRun:
                 self.progress(f"time {self.case} {row.entry}, visit {visit + 1}", row.number)
                 row.visit()
             waiting = [row for row in waiting if not self._is_done(row, visit + 1)]
-        for row in timed:
-            self._finish(row, readers)
+        with self.session.phase("finish"):
+            for row in timed:
+                self._finish(row, readers)
         for row in [*rows, *readers]:
             row.release()
 
     def _readers(self, layers: int) -> list[Row]:
         """The fastest readers of this case's blocks, to be visited beside what they are the ceiling of."""
-        entries = self.session.registry.entries(roles=("reader",))
+        # The same bytes whatever the layout: one is enough.
+        entries = [entry for entry in self.session.registry.entries(roles=("reader",)) if entry.layout is entry.impl.layouts[0]]
         rows = [Row(self.case, variant, self.device, self.session.nvml) for entry in entries for variant in entry.variants()]
         self.progress(f"ceiling {self.case}", None)
-        return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
+        with self.session.phase("ceiling"):
+            return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
 
     def _is_done(self, row: Row, visits: int) -> bool:
         options, summary = self.session.options, row.summary()
@@ -314,9 +334,16 @@ class _CaseRun:
         if row.discarded:
             row.flags.append(f"throttled: {row.discarded} visits discarded")
         row.cross_examine()
-        if self.session.options.power:
-            row.measure_power()
+        if self._wants_power(row):
+            with self.session.phase("power"):
+                row.measure_power()
+        else:
+            row.remark("power", f"not measured: --power {self.session.options.power}")
         self._hold_against_ceiling(row, readers)
+
+    def _wants_power(self, row: Row) -> bool:
+        wanted = self.session.options.power
+        return wanted == "all" or (wanted == "first" and row.entry.layout is row.entry.impl.layouts[0])
 
     def _hold_against_ceiling(self, row: Row, readers: Sequence[Row]) -> None:
         summary = row.summary()

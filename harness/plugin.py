@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.commands.selection import DEFAULT_LAYOUTS
 from harness.matrix import Matrix
 from harness.names import UsageError
 from harness.plugin_timing import DeviceClock, Timed
@@ -28,6 +29,7 @@ _MATRIX = pytest.StashKey[Matrix]()
 _CHOICES = {
     "impl": ("GLOBS", "implementations, comma-separated globs", True),
     "impl-file": ("PATH", "a Python file with a table IMPLS of your own", True),
+    "layouts": ("NAMES", f"layouts besides each implementation's first, or all (default: {DEFAULT_LAYOUTS})", False),
     "case": ("GLOBS", "cases, comma-separated globs over every suite's", True),
     "suite": ("NAME", "a suite of cases (default: smoke)", False),
     "case-file": ("PATH", "a JSON or TOML file of your own cases", True),

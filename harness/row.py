@@ -23,7 +23,7 @@ from harness.registry import Entry, Unsupported
 Stage = Callable[[], Staged]
 
 #: A row further than this from its own cross-examination is marked: the larger of a share and of seconds a launch.
-SLOPE_SHARE, SLOPE_S = 0.03, 0.3e-6
+DOUBT_SHARE, DOUBT_S = 0.03, 0.3e-6
 #: Seconds of replays for power and energy: NVML steps every 100 ms.
 POWER_WINDOW_S = 1.2
 
@@ -56,7 +56,7 @@ class Row:
         """Every declared parameter and its value."""
         return self.entry.impl.resolve_params(self.entry.params)
 
-    def attempt(self, work: Callable[[], None], doing: str) -> bool:
+    def attempt(self, work: Callable[[], object], doing: str) -> bool:
         """Run `work`, a function of no arguments, and turn what it raises into this row's status; True if it ran."""
         begin = time.perf_counter()
         try:
@@ -72,6 +72,10 @@ class Row:
         finally:
             self.spent_s += time.perf_counter() - begin
         return False
+
+    def remark(self, topic: str, words: str) -> None:
+        """Add to the ledger."""
+        self.fields["ledger"] = {**self.fields.get("ledger", {}), topic: words}
 
     def end(self, status: str, reason: str) -> None:
         """Settle the row; the first reason stays."""
@@ -103,6 +107,7 @@ class Row:
             staged.soil(0)
             self.prepared.launch(*staged.arguments(0))
             self.device.synchronize()
+            self._measure_memory()
             judged = staged.judge_reader(0, self.prepared) if is_reader else staged.judge(0, self.entry.impl.quantises)
             self.fields.setdefault("check", {})[family] = judged.to_json()
             if not judged.passed:
@@ -110,18 +115,16 @@ class Row:
 
         return self.attempt(work, f"check with {family} inputs")
 
-    def measure_memory(self) -> None:
-        """Note what the row holds since before it was prepared, and compare it with what it declares."""
-        held = _Memory.read(self.device, self.nvml)
-        before = self._before
-        if held is None or before is None:
+    def _measure_memory(self) -> None:
+        """Note what the row has taken since before it was prepared, and compare it with what it declares."""
+        held, before = _Memory.read(self.device, self.nvml), self._before
+        if held is None or before is None or "memory" in self.fields:
             return
         self.fields["memory"] = {
             "allocator_peak_bytes": max(held.peak - before.allocated, 0),
             "nvml_bytes": max(held.nvml - before.nvml, 0),
         }
-        measured = held.allocated - before.allocated
-        declared = self.fields["workspace_bytes"]
+        measured, declared = held.allocated - before.allocated, self.fields["workspace_bytes"]
         # The allocator rounds every tensor up to 512 bytes.
         if measured > declared + 512 * 64:
             self.flags.append(f"workspace: declares {declared} bytes, holds {measured}")
@@ -139,13 +142,17 @@ class Row:
                 self.fields["host_s"] = timing.host_seconds(launches, self.device)
             self.fields["ledger"] = {
                 "timed": self.timer.how,
-                "inputs": f"{staged.num_layers} sets, rotated",
+                "inputs": self._rotation(self.timer.num_sets),
                 "plan": "outside, once for all sets; its time is plan_s",
                 "layout": "converted outside",
                 **self.prepared.ledger,
             }
 
         return self.attempt(work, "time")
+
+    def _rotation(self, num_sets: int) -> str:
+        held = num_sets * self.case.traffic_bytes / self.device.cache_bytes
+        return f"{num_sets} sets in rotation, {held:.1f} times the last-level cache" + ("" if held >= 2 else ": warm")
 
     def visit(self) -> bool:
         """Take one sample; one during which the clock was held down is discarded and counted."""
@@ -172,18 +179,19 @@ class Row:
 
         def work() -> None:
             assert self.timer is not None
-            slope = self.timer.slope()
+            second = self.timer.second_opinion()
             summary = self.summary()
-            if slope is None or summary is None:
+            if second is None or summary is None:
                 return
-            if abs(slope - summary.median) > max(SLOPE_SHARE * summary.median, SLOPE_S):
-                self.flags.append(f"timers disagree: events say {summary.median:.3g} s, graph slope {slope:.3g} s")
+            if abs(second - summary.median) > max(DOUBT_SHARE * summary.median, DOUBT_S):
+                self.flags.append(f"timers disagree: events say {summary.median:.3g} s, the second opinion {second:.3g} s")
 
         self.attempt(work, "cross-examine")
 
     def measure_power(self) -> None:
         """Hold a window of replays and note power, and energy a launch between two steps of the energy counter."""
-        if self.nvml is None or self.timer is None:
+        if self.nvml is None:
+            self.remark("power", "not measured: there is no NVML")
             return
         watts: list[float] = []
         steps: list[tuple[float, float]] = []
@@ -220,7 +228,7 @@ class Row:
             assert self.timer is not None
             for layer in range(staged.num_layers):
                 staged.soil(layer)
-            judged_layers = sorted({0, staged.num_layers - 1})
+            judged_layers = sorted({0, self.timer.num_sets - 1})
             self.timer.relaunch(judged_layers)
             self.device.synchronize()
             for layer in judged_layers:

@@ -170,11 +170,12 @@ class _Worker:
                 self._supervisor.progress(self._doing)
             elif "hello" in message:
                 self._supervisor.facts = message["hello"]
-            elif "lost" in message:
-                return
             elif "error" in message:
                 raise UsageError(message["error"])
             elif "done" in message:
+                self._supervisor.facts["spent_s"] = message["done"]
+                return
+            elif "lost" in message:
                 return
         if self.death is None:
             self.death = self._autopsy()

@@ -19,16 +19,21 @@ Launch = Callable[[], object]
 
 #: Seconds of work in one graph, so that what its launch costs is below a hundredth.
 GRAPH_S = 1e-3
-#: Seconds of work in one visit, at least three replays.
+#: Seconds of work in one visit.
 VISIT_S = 20e-3
-#: More nodes in a graph cost more to build than they add.
-MAX_NODES = 4096
+#: Seconds that the host may take to capture one graph: it bounds the sets that a row of many small kernels rotates over.
+CAPTURE_S = 0.25
+#: More launches in a graph cost more to build than they add.
+MAX_LAUNCHES = 4096
+#: A graph so long needs no replay before the one that is timed, and no slope: its launch is below a thousandth of it.
+LONG_S = 10e-3
 
 
 class Timer(Protocol):
-    """Times one row. `how` says by what means, for the ledger."""
+    """Times one row. `how` says by what means, for the ledger; `num_sets` over how many sets of inputs."""
 
     how: str
+    num_sets: int
 
     def visit(self, during: Callable[[], None] | None = None) -> float:
         """Return the median seconds a launch over one visit; `during` is called while the device works."""
@@ -36,24 +41,28 @@ class Timer(Protocol):
     def relaunch(self, sets: Sequence[int]) -> None:
         """Launch again, in the way that is timed, at least on these sets of inputs."""
 
-    def slope(self) -> float | None:
-        """Seconds a launch by another way that shares no fixed cost with `visit`, or None where there is none."""
+    def second_opinion(self) -> float | None:
+        """Seconds a launch by another way than `visit`, or None where there is none."""
 
     def run_for(self, seconds: float, during: Callable[[], None]) -> int:
         """Keep the device busy for about so long, calling `during` again and again; return the launches made."""
 
 
 def make_timer(launches: Sequence[Launch], device: Device, graph: bool) -> Timer:
-    """Return the timer for these launches, one for each set of inputs, which are rotated in order."""
+    """Return the timer for these launches, one for each set of inputs, which are rotated in order.
+
+    A row whose launches cost the host much (many small kernels each) rotates over the first sets only, 8 at least;
+    `num_sets` says over how many.
+    """
     if device.kind == "cpu":
         return WallTimer(launches)
     for launch in launches[:2]:
         launch()
-    seconds = _estimate(launches)
-    rounds = max(1, min(round(GRAPH_S / (seconds * len(launches)) + 0.5), MAX_NODES // len(launches)))
-    if graph:
-        return GraphTimer(launches, rounds)
-    return StreamTimer(launches, rounds)
+    affordable = max(8, int(CAPTURE_S / host_seconds(launches[:8], device, count=8)))
+    sets = launches[:affordable]
+    seconds = _estimate(sets)
+    rounds = max(1, min(round(GRAPH_S / (seconds * len(sets)) + 0.5), min(affordable, MAX_LAUNCHES) // len(sets)))
+    return GraphTimer(sets, rounds, seconds) if graph else StreamTimer(sets, rounds, seconds)
 
 
 def _event() -> torch.cuda.Event:
@@ -79,55 +88,61 @@ def _estimate(launches: Sequence[Launch]) -> float:
 class StreamTimer:
     """Rounds of launches on the stream, timed by events: for what cannot be captured. Host time may show."""
 
-    def __init__(self, launches: Sequence[Launch], rounds: int) -> None:
-        self._launches, self._rounds = launches, rounds
-        self._per_replay = rounds * len(launches)
+    def __init__(self, sets: Sequence[Launch], rounds: int, estimate: float) -> None:
+        self._sets, self._rounds = sets, rounds
+        self.num_sets = len(sets)
+        self._per_replay = rounds * len(sets)
+        self._estimate = estimate * self._per_replay
         self.how = f"stream of {self._per_replay} launches, events"
 
     def _replay(self) -> None:
         for _ in range(self._rounds):
-            for launch in self._launches:
+            for launch in self._sets:
                 launch()
 
     def visit(self, during: Callable[[], None] | None = None) -> float:
-        return _between_events(self._replay, during) / self._per_replay
+        return _between_events(self._replay, self._estimate, during) / self._per_replay
 
     def relaunch(self, sets: Sequence[int]) -> None:
         self._replay()
 
-    def slope(self) -> float | None:
-        return None
+    def second_opinion(self) -> float | None:
+        return _by_wall_clock(self._replay) / self._per_replay
 
     def run_for(self, seconds: float, during: Callable[[], None]) -> int:
-        return _run_for(self._replay, seconds, during) * self._per_replay
+        return _run_for(self._replay, self._estimate, seconds, during) * self._per_replay
 
 
 class GraphTimer:
     """A CUDA graph of launches over rotated inputs, timed by events between replays.
 
-    `slope` is the difference between a graph of twice the launches and this one, which a fixed cost cannot enter.
+    The second opinion on a short graph is the difference between one of twice the launches and this one, which a fixed
+    cost cannot enter; on a long one it is the wall clock.
     """
 
-    def __init__(self, launches: Sequence[Launch], rounds: int) -> None:
-        self._launches = launches
-        self._per_replay = rounds * len(launches)
-        self._graph = _capture(launches, self._per_replay)
+    def __init__(self, sets: Sequence[Launch], rounds: int, estimate: float) -> None:
+        self._sets = sets
+        self.num_sets = len(sets)
+        self._per_replay = rounds * len(sets)
+        self._estimate = estimate * self._per_replay
+        self._graph = _capture(sets, self._per_replay)
         self.how = f"graph of {self._per_replay} launches, events"
 
     def visit(self, during: Callable[[], None] | None = None) -> float:
-        return _between_events(self._graph.replay, during) / self._per_replay
+        return _between_events(self._graph.replay, self._estimate, during) / self._per_replay
 
     def relaunch(self, sets: Sequence[int]) -> None:
         self._graph.replay()
 
-    def slope(self) -> float | None:
-        twice = _capture(self._launches, 2 * self._per_replay)
-        # Alternating, so that a change of clocks hits both.
-        pairs = [(_between_events(self._graph.replay), _between_events(twice.replay)) for _ in range(3)]
-        return statistics.median(long - short for short, long in pairs) / self._per_replay
+    def second_opinion(self) -> float | None:
+        if self._estimate > LONG_S:
+            return _by_wall_clock(self._graph.replay) / self._per_replay
+        twice = _capture(self._sets, 2 * self._per_replay)
+        once_s = _between_events(self._graph.replay, self._estimate)
+        return (_between_events(twice.replay, 2 * self._estimate) - once_s) / self._per_replay
 
     def run_for(self, seconds: float, during: Callable[[], None]) -> int:
-        return _run_for(self._graph.replay, seconds, during) * self._per_replay
+        return _run_for(self._graph.replay, self._estimate, seconds, during) * self._per_replay
 
 
 def _capture(launches: Sequence[Launch], count: int) -> torch.cuda.CUDAGraph:
@@ -140,19 +155,12 @@ def _capture(launches: Sequence[Launch], count: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _between_events(replay: Launch, during: Callable[[], None] | None = None) -> float:
+def _between_events(replay: Launch, estimate: float, during: Callable[[], None] | None = None) -> float:
     """Median seconds of a replay. Replays follow each other without a gap, so the host's own time does not enter."""
-    events = [_event() for _ in range(4)]
-    replay()
-    for event in events[:2]:
-        event.record()
-        replay()
-    events[2].record()
-    events[2].synchronize()
-    seconds = _seconds(events[0], events[1])
-    count = max(3, min(200, round(VISIT_S / max(seconds, 1e-6))))
+    if estimate < LONG_S:
+        replay()  # not timed: it hides the time the host takes to get ahead
+    count = max(1 if estimate > LONG_S else 3, min(200, round(VISIT_S / estimate)))
     events = [_event() for _ in range(count + 1)]
-    replay()  # not timed: it hides the time the host takes to get ahead
     for event in events[:-1]:
         event.record()
         replay()
@@ -163,14 +171,23 @@ def _between_events(replay: Launch, during: Callable[[], None] | None = None) ->
     return statistics.median(_seconds(a, b) for a, b in itertools.pairwise(events))
 
 
-def _run_for(replay: Launch, seconds: float, during: Callable[[], None]) -> int:
-    """Replay for about `seconds`, never more than a few replays ahead of the device."""
-    count, start = 0, time.perf_counter()
+def _by_wall_clock(replay: Launch) -> float:
+    """Seconds of one replay, from an idle device until it is idle again."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    replay()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def _run_for(replay: Launch, estimate: float, seconds: float, during: Callable[[], None]) -> int:
+    """Replay for about `seconds`, a few hundredths of a second ahead of the device at most."""
+    count, start, batch = 0, time.perf_counter(), max(1, round(LONG_S / estimate))
     in_flight: list[torch.cuda.Event] = []
     while time.perf_counter() - start < seconds:
-        for _ in range(8):
+        for _ in range(batch):
             replay()
-        count += 8
+        count += batch
         event = _event()
         event.record()
         in_flight.append(event)
@@ -188,6 +205,7 @@ class WallTimer:
 
     def __init__(self, launches: Sequence[Launch]) -> None:
         self._sets = launches
+        self.num_sets = len(launches)
         self._launches = itertools.cycle(launches)
         next(self._launches)()
 
@@ -205,18 +223,18 @@ class WallTimer:
         for index in sets:
             self._sets[index]()
 
-    def slope(self) -> float | None:
+    def second_opinion(self) -> float | None:
         return None
 
     def run_for(self, seconds: float, during: Callable[[], None]) -> int:
         raise NotImplementedError("a CPU has no energy counter to hold a window for")
 
 
-def host_seconds(launches: Sequence[Launch], device: Device) -> float:
+def host_seconds(launches: Sequence[Launch], device: Device, count: int = 32) -> float:
     """Median seconds the host needs to enqueue one launch, the device idle at the start."""
     device.synchronize()
     samples = []
-    for launch in itertools.islice(itertools.cycle(launches), 32):
+    for launch in itertools.islice(itertools.cycle(launches), count):
         begin = time.perf_counter()
         launch()
         samples.append(time.perf_counter() - begin)

@@ -2,7 +2,7 @@
 
 Lines it reads, one: the work. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number},
 {"record": ..., "row": number}, {"lost": why} before it gives up a device that answers no more, {"error": why} for wrong
-usage, {"done": true}.
+usage, {"done": seconds by phase}.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def main(channel: int) -> None:
         pipe.write(json.dumps(message) + "\n")
 
     try:
-        _work(json.loads(sys.stdin.readline()), tell)
-        tell(done=True)
+        tell(done=_work(json.loads(sys.stdin.readline()), tell))
     except UsageError as error:
         tell(error=str(error))
     except BrokenPipeError:
@@ -44,7 +43,7 @@ def main(channel: int) -> None:
         tell(error=traceback.format_exc())
 
 
-def _work(asked: dict[str, Any], tell: Any) -> None:
+def _work(asked: dict[str, Any], tell: Any) -> dict[str, float]:
     from harness.options import Options
     from harness.pipeline import DeviceLost, Session, Task
 
@@ -62,6 +61,7 @@ def _work(asked: dict[str, Any], tell: Any) -> None:
     except DeviceLost as lost:
         tell(lost=str(lost))
         os._exit(1)  # what a lost context would do on the way out is not worth waiting for
+    return session.spent_s
 
 
 def _entry(registry: Registry, name: str, params: dict[str, Any]) -> Any:

@@ -13,7 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser, suite="context")
     add_how(parser)
-    parser.set_defaults(no_power=True)
 
 
 def main(arguments: argparse.Namespace) -> int:

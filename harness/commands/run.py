@@ -21,6 +21,7 @@ from harness.commands.selection import (
 )
 from harness.names import UsageError
 from harness.ops.case import Case
+from harness.options import POWER, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.supervisor import STALL_S, Supervisor, Work
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add = parser.add_argument
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="an entry's declared parameter")
     if command != "check":
-        add("--no-power", action="store_true", help="skip the window of a second a row for power and energy")
+        add("--power", choices=POWER, default="first", help="layouts that hold a second's window for power and energy")
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,6 @@ def execute(
 ) -> int:
     """Measure `entries` on `cases` into a new run's folder, show the records, and return the exit code."""
     rows = rows_of(cases, entries)
-    from harness.options import Options
     from harness.store import Appender, new_run
 
     folder = new_run(arguments.out)
@@ -83,7 +83,7 @@ def execute(
         suite=suite,
         bench=arguments.command != "check",
         patient=arguments.patient,
-        power=not getattr(arguments, "no_power", True),
+        power=getattr(arguments, "power", "none"),
     )
     work = Work(
         options=options,

@@ -9,8 +9,12 @@ from typing import Any
 
 from harness.names import UsageError, nearest
 from harness.ops.case import Case
-from harness.registry import Entry, Registry, default_registry
+from harness.ops.layouts import LAYOUTS
+from harness.registry import Entry, Registry, default_registry, matches
 from harness.rooms import load_room
+
+#: A row for every layout of every entry is for `full` runs; a layout named in --impl is always taken.
+DEFAULT_LAYOUTS = "HND,NHD"
 
 
 def add_selection(parser: argparse.ArgumentParser, suite: str | None = "quick") -> None:
@@ -24,6 +28,11 @@ def add_selection(parser: argparse.ArgumentParser, suite: str | None = "quick") 
         help="implementations, comma-separated globs, e.g. 'cuda.*,torch.gather[NHD]'",
     )
     add("--impl-file", action="append", default=[], metavar="PATH", help="a Python file with a table IMPLS of your own")
+    add(
+        "--layouts",
+        metavar="NAMES",
+        help=f"layouts besides each implementation's first, or all (default: {DEFAULT_LAYOUTS})",
+    )
     add("--case", action="append", default=[], metavar="GLOBS", help="cases, comma-separated globs over every suite's")
     add("--suite", metavar="NAME", help=f"a suite of cases (default: {suite})" if suite else "a suite of cases")
     add("--case-file", action="append", default=[], metavar="PATH", help="a JSON or TOML file of your own cases")
@@ -41,8 +50,22 @@ def registry_of(arguments: argparse.Namespace) -> Registry:
 
 
 def entries_of(arguments: argparse.Namespace, registry: Registry, roles: Sequence[str] = ("implementation",)) -> list[Entry]:
-    """Return the chosen rows."""
-    return registry.entries(_split(arguments.impl), roles)
+    """Return the chosen rows: of each implementation its first layout, those of --layouts, and those named in --impl."""
+    patterns = _split(arguments.impl)
+    rows = registry.entries(patterns, roles)
+    wanted = set(_split([arguments.layouts or DEFAULT_LAYOUTS]))
+    unknown = wanted - {*LAYOUTS, "all"}
+    if unknown:
+        raise UsageError(f"--layouts {unknown.pop()}: no such layout; there are: {', '.join(LAYOUTS)}, or all")
+    named = [pattern for pattern in patterns if "[" in pattern]
+    return [
+        row
+        for row in rows
+        if "all" in wanted
+        or row.layout.name in wanted
+        or row.layout is row.impl.layouts[0]
+        or any(matches(str(row), pattern) for pattern in named)
+    ]
 
 
 def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tuple[str, list[Case]]:

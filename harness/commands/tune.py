@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser)
     add_how(parser)
-    parser.set_defaults(no_power=True)
 
 
 def main(arguments: argparse.Namespace) -> int:

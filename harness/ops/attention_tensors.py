@@ -91,6 +91,7 @@ class _Layer:
     key: torch.Tensor
     value: torch.Tensor
     truth: AttentionTruth | None = None
+    checksum: int | None = None
 
 
 def _make_layer(
@@ -201,14 +202,20 @@ class AttentionInputs:
 
     def checksum(self, layer: int) -> int:
         """Sum of all 32-bit words of K and V in use, modulo 2**32."""
+        made = self.layers[layer]
+        if made.checksum is None:
+            made.checksum = self._sum_words(made)
+        return made.checksum
+
+    def _sum_words(self, layer: _Layer) -> int:
         case, step = self.case, self.step
-        total = 0
-        for pool in (self.layers[layer].key, self.layers[layer].value):
+        total = torch.zeros((), dtype=torch.int64, device=layer.key.device)
+        for pool in (layer.key, layer.value):
             for seq, (seq_len, num_blocks) in enumerate(zip(case.seq_lens, case.blocks_per_seq, strict=True)):
                 blocks = pool[step.block_tables[seq, :num_blocks].long()]
                 tokens = blocks.transpose(1, 2).reshape(-1, case.num_kv_heads * case.head_dim)[:seq_len].contiguous()
-                total += int(tokens.view(torch.int32).sum(dtype=torch.int64)) if seq_len else 0
-        return total % 2**32
+                total += tokens.view(torch.int32).sum(dtype=torch.int64)
+        return int(total) % 2**32
 
 
 @dataclasses.dataclass
