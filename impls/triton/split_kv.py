@@ -183,9 +183,9 @@ def plan_warps(spec: AttentionSpec, rows: int, dims: int) -> int:
 
 
 def plan_tile(spec: AttentionSpec, dims: int, on_gpu: bool) -> int:
-    """Tokens of a tile, a power of two. On a GPU K and V of one stage take 32 KiB; the interpreter likes few, large tiles."""
+    """Tokens of a tile, a power of two. On a GPU K and V of a tile take 16 KiB; the interpreter likes few, large tiles."""
     if on_gpu:
-        return min(128, max(16, (16 << 10) // (dims * ITEMSIZE[spec.dtype])))
+        return min(128, max(16, (8 << 10) // (dims * ITEMSIZE[spec.dtype])))
     return min(512, max(16, triton.next_power_of_2(triton.cdiv(spec.max_seq_len, plan_interpreted_splits(spec)))))
 
 
