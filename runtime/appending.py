@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.books import Books
+from runtime.slots import slots_of_runs
 
 Rows = NDArray[np.int64]
 
@@ -32,19 +33,15 @@ def append_runs(books: Books, rows: Rows, counts: Rows, who: str) -> NDArray[np.
     table, block_size = books.table, books.block_size
     recomputed = _reserve(books, rows, counts, who)
     begins = table.length[rows].astype(np.int64)
-    ends = np.cumsum(counts)
-    repeated = np.repeat(rows, counts)
-    positions = np.arange(ends[-1]) + np.repeat(begins - (ends - counts), counts)
-    blocks = table.blocks[repeated, positions // block_size].astype(np.int64)
-    slots: NDArray[np.int64] = blocks * block_size + positions % block_size
-    lengths = begins + counts
+    slots = slots_of_runs(table.blocks, block_size, rows, begins, counts)
+    ends, lengths = np.cumsum(counts), begins + counts
     table.length[rows] = lengths
     table.next_slot[rows] = slots[ends - 1] + 1
     table.room[rows] = -lengths % block_size
     for row in recomputed:
-        position = int(np.flatnonzero(repeated == row)[0])
-        slots[position] = -1
-        if counts[rows == row] == 1:
+        run = int(np.flatnonzero(rows == row)[0])
+        slots[ends[run] - counts[run]] = -1
+        if counts[run] == 1:
             table.next_slot[row] = table.room[row] = 0
     return slots
 

@@ -62,6 +62,8 @@ class BlockPool:
 
     def hold(self, blocks: NDArray[np.int32]) -> None:
         """Add a holder to each of `blocks` (all different), which are live or cached."""
+        if blocks.size == 0:
+            return
         if self._queue.num_blocks:
             self._queue.remove(blocks)
         self.refs[blocks] += 1
@@ -71,11 +73,15 @@ class BlockPool:
 
         Blocks are queued for eviction the last first, so that a child goes before its parent.
         """
+        if blocks.size == 0:
+            return blocks
         refs = self.refs[blocks] - 1
-        if np.count_nonzero(refs < 0):
-            self._refuse(blocks[refs < 0])
+        idle = blocks
+        if np.count_nonzero(refs):
+            if refs.min() < 0:
+                self._refuse(blocks[refs < 0])
+            idle = blocks[refs == 0]
         self.refs[blocks] = refs
-        idle = blocks if not np.count_nonzero(refs) else blocks[refs == 0]
         cached = self._index.holds(idle)
         num_cached = np.count_nonzero(cached)
         if num_cached == 0:

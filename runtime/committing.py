@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from runtime.books import Books
 from runtime.errors import InvalidLength, TokenMismatch
 from runtime.prefix import ROOT
+from runtime.slots import slots_of_runs
 
 Rows = NDArray[np.int64]
 
@@ -34,14 +35,8 @@ def commit_runs(books: Books, count: int, counts: Rows, tokens: NDArray[np.int32
     table, index, block_size = books.table, books.index, books.block_size
     begins = table.committed[:count].copy()
     _check_awaited(books, counts, table.length[:count] - begins)
-    ends = np.cumsum(counts)
-    rows = np.repeat(np.arange(count), counts)
-    positions = np.arange(tokens.size) + np.repeat(begins - (ends - counts), counts)
-    blocks = table.blocks[rows, positions // block_size]
-    slots = blocks.astype(np.int64) * block_size + positions % block_size
-    changed = index.holds(blocks) & (index.flat_tokens[slots] != tokens)
-    if np.count_nonzero(changed):
-        _refuse_other_tokens(books, int(np.argmax(changed)), rows, positions, slots, tokens)
+    slots = slots_of_runs(table.blocks, block_size, np.arange(count), begins, counts)
+    _check_known(books, counts, slots, tokens)
     index.flat_tokens[slots] = tokens
     table.committed[:count] += counts
     first, last = begins // block_size, table.committed[:count] // block_size
@@ -111,10 +106,22 @@ def _check_awaited(books: Books, counts: Rows, awaited: Rows) -> None:
         )
 
 
-def _refuse_other_tokens(books: Books, at: int, rows: Rows, positions: Rows, slots: Rows, tokens: NDArray[np.int32]) -> None:
-    held = books.index.flat_tokens[slots[at]]
+def _check_known(books: Books, counts: Rows, slots: Rows, tokens: NDArray[np.int32]) -> None:
+    """Refuse tokens other than those of a block that others may find."""
+    index, block_size = books.index, books.block_size
+    if counts.size == 1:  # a long prompt: looking at its blocks is cheaper than at its tokens
+        begin = int(books.table.committed[0])
+        blocks = books.table.blocks[0, begin // block_size : -(-(begin + tokens.size) // block_size)]
+        if not np.count_nonzero(index.holds(blocks)):
+            return
+    changed = index.holds(slots // block_size) & (index.flat_tokens[slots] != tokens)
+    if not np.count_nonzero(changed):
+        return
+    at = int(np.argmax(changed))
+    row = int(np.searchsorted(np.cumsum(counts), at, side="right"))
+    position = int(books.table.committed[row]) + at - int(counts[:row].sum())
     raise TokenMismatch(
-        f"commit_tokens: position {positions[at]} of sequence {books.table.order[rows[at]]} lies in block "
-        f"{slots[at] // books.block_size}, which holds keys and values of token {held}, got token {tokens[at]}: "
-        "commit the tokens of the prompt that the sequence was created with"
+        f"commit_tokens: position {position} of sequence {books.table.order[row]} lies in block "
+        f"{slots[at] // block_size}, which holds keys and values of token {index.flat_tokens[slots[at]]}, "
+        f"got token {tokens[at]}: commit the tokens of the prompt that the sequence was created with"
     )

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from runtime.errors import InvalidLength, UnknownSequence
 
-FEW = 32  # moved rows below which one by one is faster than all at once
-
 
 @dataclass(frozen=True)
 class SequenceState:
@@ -102,13 +100,14 @@ class SequenceTable:
 
     def _move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
         """Permute rows: `to` and `source` name the same rows in two orders."""
-        tenants = [self.order[row] for row in source.tolist()]
+        order, row_of = self.order, self.row_of
+        tenants = [order[row] for row in source.tolist()]
         for row, tenant in zip(to.tolist(), tenants, strict=True):
-            self.order[row] = tenant
+            order[row] = tenant
             if tenant is None:
                 heapq.heappush(self._holes, row)
             else:
-                self.row_of[tenant] = row
+                row_of[tenant] = row
         width = int(self.num_blocks[source].max())
         self.blocks[to, :width] = self.blocks[source, :width]
         self.length[to] = self.length[source]

@@ -1,0 +1,131 @@
+"""What a step of the block manager costs the host, on one core; recorded by pytest-benchmark like any other row.
+
+Budgets stand beside the samples (extra_info) and are not asserted: a machine that does other work misses them.
+The longest contexts are only built under --benchmark.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from runtime import BlockManager
+
+BLOCK_SIZE = 16
+VOCABULARY = 150_000
+
+
+class Decoding:
+    """Sequences of distinct prompts, all committed; `step` appends and commits a token of each and fetches the tensors."""
+
+    def __init__(self, num_seqs, context, *, spread):
+        blocks = num_seqs * (context // BLOCK_SIZE + 20) + 64
+        self.rng = np.random.default_rng(0)
+        self.manager = BlockManager(blocks, BLOCK_SIZE)
+        self.context = context
+        self.ids = [self.join(context - (index % BLOCK_SIZE if spread else 0)) for index in range(num_seqs)]
+        self.tokens = self.rng.integers(0, VOCABULARY, num_seqs).tolist()
+        self.turn = 0
+
+    def join(self, length):
+        prompt = self.rng.integers(0, VOCABULARY, length).astype(np.int32)
+        sequence = self.manager.create_sequence(prompt)
+        self.manager.append_tokens([sequence], [length])
+        self.manager.commit_tokens([sequence], prompt, [length])
+        return sequence
+
+    def step(self):
+        manager, ids = self.manager, self.ids
+        slots = torch.from_numpy(manager.append_tokens(ids))
+        tables, lengths = manager.get_block_tables_tensor(ids), manager.get_seq_lens_tensor(ids)
+        manager.commit_tokens(ids, self.tokens)
+        return slots, tables, lengths
+
+    def leave_and_join(self, count):
+        """`count` sequences are replaced by empty ones, then a step."""
+        for _ in range(count):
+            self.turn = (self.turn + 89) % len(self.ids)
+            self.manager.release_sequence(self.ids[self.turn])
+            self.ids[self.turn] = self.manager.create_sequence((self.turn, 1, 2))
+        return self.step()
+
+    def check(self):
+        """Conservation, and tensors that say what the tables say."""
+        self.manager.check_invariants()
+        tables = self.manager.get_block_tables_tensor(self.ids)
+        for row in (0, len(self.ids) - 1):
+            table = self.manager.sequences[self.ids[row]].block_table
+            assert tables[row].tolist() == table + [0] * (tables.shape[1] - len(table))
+
+
+@pytest.fixture
+def decoding(request):
+    num_seqs, context, spread = request.param
+    if context > 2048 and not request.config.getoption("pagedbench_benchmark"):
+        pytest.skip(f"builds {num_seqs} x {context} tokens: under --benchmark only")
+    return Decoding(num_seqs, context, spread=spread)
+
+
+@pytest.mark.benchmark(group="memory.step")
+@pytest.mark.parametrize(
+    ("decoding", "budget_us"),
+    [
+        pytest.param((256, 2048, True), 60, id="256x2048"),
+        pytest.param((256, 8192, True), 60, id="256x8192"),
+        pytest.param((256, 131072, True), 60, id="256x131072"),
+        pytest.param((256, 2048, False), 60, id="256x2048-in_step"),
+        pytest.param((1024, 2048, True), 120, id="1024x2048"),
+    ],
+    indirect=["decoding"],
+)
+def test_a_step_of_decoding(benchmark, decoding, budget_us):
+    """Append, commit, tables, lengths and slots; a block is filled by one in sixteen, or by all every sixteenth step."""
+    benchmark.extra_info["budget_us"] = budget_us
+    benchmark.pedantic(decoding.step, rounds=200, warmup_rounds=20)
+    decoding.check()
+
+
+@pytest.mark.benchmark(group="memory.step")
+@pytest.mark.parametrize("decoding", [pytest.param((256, 2048, False), id="256x2048")], indirect=True)
+def test_the_step_in_which_every_length_crosses_a_block(benchmark, decoding):
+    """256 blocks are taken in the step after which 256 others were indexed; the fifteen steps between are not timed."""
+
+    def up_to_the_edge():
+        for _ in range(BLOCK_SIZE - 1):
+            decoding.step()
+
+    decoding.step()
+    benchmark.extra_info["budget_us"] = 200
+    benchmark.pedantic(decoding.step, setup=up_to_the_edge, rounds=16)
+    decoding.check()
+
+
+@pytest.mark.benchmark(group="memory.step")
+@pytest.mark.parametrize("decoding", [pytest.param((256, 2048, True), id="256x2048")], indirect=True)
+def test_a_step_in_which_sequences_leave_and_join(benchmark, decoding):
+    """1% of the batch, rounded up to three, ends and is replaced."""
+    benchmark.extra_info["budget_us"] = 100
+    benchmark.pedantic(decoding.leave_and_join, args=(3,), rounds=200, warmup_rounds=20)
+    decoding.check()
+
+
+@pytest.mark.benchmark(group="memory.hit")
+@pytest.mark.parametrize(("kind", "budget_us"), [("array", 150), ("list", 350)])
+def test_a_full_hit(benchmark, kind, budget_us):
+    """A prompt of 8,192 tokens that is there entirely, every token compared."""
+    manager = BlockManager(1024, BLOCK_SIZE)
+    prompt = np.random.default_rng(0).integers(0, VOCABULARY, 8192).astype(np.int32)
+    sequence = manager.create_sequence(prompt)
+    manager.append_tokens([sequence], [8192])
+    manager.commit_tokens([sequence], prompt, [8192])
+    given = prompt if kind == "array" else prompt.tolist()
+    found = []
+
+    def forget():
+        for sequence in found:
+            manager.release_sequence(sequence)
+        found.clear()
+
+    benchmark.extra_info["budget_us"] = budget_us
+    benchmark.pedantic(lambda: found.append(manager.create_sequence(given)), setup=forget, rounds=200)
+    assert manager.num_cached_tokens(found[0]) == 8191
+    manager.check_invariants()
