@@ -1,0 +1,68 @@
+"""Packing kernel parameters: one buffer, one address a parameter. No GPU is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+
+import pytest
+
+from impls.cuda import attention, jit, split_kv
+from impls.cuda.launch import Packer
+
+
+def test_each_pointer_leads_to_its_value():
+    """The driver follows `address` to one pointer a parameter, and each of those to the value."""
+    packer = Packer("P i q f 12s d i")
+    packer.pack(0x7F00_1234_5678, -5, 2**40, 0.5, b"twelve bytes", 2.25, 7)
+    pointers = (ctypes.c_void_p * 7).from_address(packer.address)
+    kinds = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_char * 12, ctypes.c_double, ctypes.c_int32)
+
+    values = [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
+    assert values == [0x7F00_1234_5678, -5, 2**40, 0.5, b"twelve bytes", 2.25, 7]
+    assert packer.sizes == [8, 4, 8, 4, 12, 8, 4]
+
+
+def test_addresses_stay_while_values_change():
+    """A second launch packs into the same places."""
+    packer = Packer("Pi")
+    before = packer.address, list((ctypes.c_void_p * 2).from_address(packer.address))
+    packer.pack(1, 2)
+    packer.pack(3, 4)
+
+    assert (packer.address, list((ctypes.c_void_p * 2).from_address(packer.address))) == before
+    assert ctypes.c_int32.from_address(before[1][1]).value == 4
+
+
+@pytest.mark.parametrize("signature", ["PPx", "P s", "P4", "?"])
+def test_unknown_signature_is_refused(signature):
+    """Only parameters of known size are packed."""
+    with pytest.raises(ValueError, match="signature"):
+        Packer(signature)
+
+
+@pytest.mark.parametrize("values", [(1,), (1, 2, 3), (1, 2.5), (1, 2**31)])
+def test_values_that_do_not_fit_are_refused(values):
+    """A missing, extra, mistyped or overflowing value raises before the launch."""
+    with pytest.raises(struct.error):
+        Packer("Pi").pack(*values)
+
+
+@pytest.mark.parametrize(
+    ("source", "signature"),
+    [
+        ("per_token.cu", attention.SIGNATURE),
+        ("block_parallel.cu", attention.SIGNATURE),
+        ("split_kv.cu", split_kv.SPLIT_SIGNATURE),
+        ("merge_splits.cu", split_kv.MERGE_SIGNATURE),
+    ],
+)
+def test_signature_is_the_kernels_parameter_list(source, signature):
+    """Letter by letter, so that no kernel reads a pointer for a stride."""
+    text = (jit.FOLDER / source).read_text()
+    parameters = re.search(r'extern "C" __global__ void .*?\(\n(.*?)\) \{', text, re.DOTALL)[1].split(",")
+    letters = {"int": "i", "long long": "q", "float": "f"}
+    kinds = ["P" if "*" in parameter else letters[parameter.strip().rpartition(" ")[0]] for parameter in parameters]
+
+    assert "".join(kinds) == signature.replace(" ", "")
