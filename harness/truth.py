@@ -170,20 +170,29 @@ def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
     p = scores.sub_(lse[..., None]).exp_()
     out = _times(p, v)
 
-    seen = truth.num_visible[rows]  # s t
-    longest = k.norm(dim=-1).cummax(-1).values.gather(-1, seen[:, None].sub(1).expand(-1, k.shape[1], -1))  # s h t
-    reach = abs(problem.scale) * q.norm(dim=-1) * longest[..., None]  # no score is larger
-    light = p.where(p < 4 * UNIT_F32, 0.0).sum(-1)  # what a running sum in float32 may lose for good
-    arithmetic = UNIT_F32 * (2 + reach * q.shape[-1] ** 0.5 / 6 + seen[:, None, :, None] ** 0.5) + light / 4
-    if "query" in truth.quantises:  # moves all scores of a row together: nothing averages it out
-        arithmetic += torch.finfo(FP8).eps / 2 * reach / q.shape[-1] ** 0.5
-    l2, largest, sums = _baseline(p, v, out, arithmetic[..., None], truth)
+    longest = k.norm(dim=-1).cummax(-1).values  # among the first n keys
+    seen = truth.num_visible[rows][:, None].expand(-1, k.shape[1], -1)  # s h t
+    reach = abs(problem.scale) * q.norm(dim=-1) * longest.gather(-1, seen - 1)[..., None]  # no score is larger
+    of_score, of_sum = _arithmetic(p, reach, seen[..., None], q.shape[-1], truth)
+    l2, largest, normaliser = _baseline(p, v, out, (of_score + of_sum)[..., None], truth)
+    of_lse = of_score + of_sum / 3 + UNIT_F32 * lse.abs()
     made = {
         "out": out, "lse": lse, "baseline_l2": l2, "baseline_max": largest,
-        "baseline_lse": arithmetic + UNIT_F32 * lse.abs(), "baseline_normaliser": sums,
+        "baseline_lse": of_lse, "baseline_normaliser": normaliser,
     }
     for name, tensor in made.items():
         getattr(truth, name)[:, q_heads][rows] = tensor.transpose(1, 2).flatten(2, 3)
+
+
+def _arithmetic(
+    p: torch.Tensor, reach: torch.Tensor, seen: torch.Tensor, head_dim: int, truth: AttentionTruth
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Relative errors of a probability from its score, and of a sum over tokens one by one, in float32."""
+    light = p.where(p < 4 * UNIT_F32, 0.0).sum(-1) / 4  # a running sum may lose for good what is so light
+    of_score = UNIT_F32 * (2 + reach * head_dim**0.5 / 6) + light
+    if "query" in truth.quantises:  # moves all scores of a row together: nothing averages it out
+        of_score += torch.finfo(FP8).eps / 2 * reach / head_dim**0.5
+    return of_score, UNIT_F32 * seen.double().sqrt()  # a random walk
 
 
 def _gather(pool: torch.Tensor, blocks: torch.Tensor, part: _Part) -> torch.Tensor:
@@ -222,7 +231,7 @@ def _baseline(
     total2 = before2 + (last.eps / 2 * RMS_OF_UNIT * out.abs().clamp(min=last.smallest_normal)) ** 2
     l2 = total2.sum(-1).sqrt() * (1 + 4 * _luck(total2)[..., 0])
     sums = drift.maximum(unit * _tail(p2) * p2.sum(-1, keepdim=True).sqrt())
-    return l2, before2.sqrt(), 1.5 * sums[..., 0]
+    return l2, before2.sqrt(), 2 * sums[..., 0]
 
 
 def _rounding(p: torch.Tensor, info: torch.finfo, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -223,6 +223,23 @@ def test_wrong_kernels_fail(fault, dtype):
     assert all(verdict.reason and verdict.num_failed for verdict in failed)
 
 
+@pytest.mark.parametrize(
+    ("test", "spoil"),
+    [
+        ("l2", lambda out: out.mul_(1 + 0.006 * torch.randn(out.shape, generator=torch.Generator().manual_seed(2)))),
+        ("max", lambda out: out[2, 1, 3, 5].add_(0.05 * out[2, 1, 3].square().mean().sqrt())),
+    ],
+    ids=["l2", "max"],
+)
+def test_each_measure_is_sharp(test, spoil):
+    """In bf16 0.6% of noise on whole rows shows in their L2, and a twentieth of the rms in one element by itself."""
+    problem = make_problem(300)
+    out, lse = online(problem)
+    spoil(out)
+
+    assert judge(problem, (out, lse)).ratios[test] > 1
+
+
 def test_a_declared_rounding_is_allowed_and_no_other():
     """Partials kept in the dtype, and an LSE from rounded probabilities, pass where the entry says so."""
     problem = make_problem(300)
