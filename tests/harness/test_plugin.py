@@ -60,7 +60,9 @@ TINY_RIGHT = "test_kernels.py::test_kernel[copy.tiny-toy.right[HND]]"
 def project(pytester):
     """Another project: a test of its own, kernels in a file, cases in another; names the plugin, has warnings as errors."""
     pytester.makeconftest('pytest_plugins = ["harness.plugin"]')
-    pytester.makepyprojecttoml('[tool.pytest]\nstrict_markers = true\nfilterwarnings = ["error"]')
+    # Where the package is installed, pytest regrets that the run outside has loaded it already.
+    warnings = ["error", "ignore:Module already imported so cannot be rewritten"]
+    pytester.makepyprojecttoml(f"[tool.pytest]\nstrict_markers = true\nfilterwarnings = {warnings}")
     pytester.makepyfile(kernels=KERNELS, test_kernels=MODULE)
     Path("cases.json").write_text(json.dumps(CASES))
     return pytester
