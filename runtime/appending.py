@@ -117,7 +117,7 @@ def _plan_copies(books: Books, rows: list[int]) -> tuple[list[int], list[int], l
         if left > 1 or index.has_child(block):
             to_copy.append(row)
             holders[block] -= 1
-        elif index.holds(np.array([block]))[0]:
+        elif index.is_held(block):
             to_write.append(block)
     return to_copy, to_write, recomputed
 

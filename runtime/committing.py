@@ -83,7 +83,7 @@ def _index_block(books: Books, row: int, logical: int) -> bool:
     """Make one block findable. Where its twin is already, the row takes the twin and frees its own."""
     table, index, pool = books.table, books.index, books.pool
     own = int(table.blocks[row, logical])
-    if index.holds(np.array([own]))[0]:
+    if index.is_held(own):
         return False
     parent = int(table.blocks[row, logical - 1]) if logical else ROOT
     salt = books.salts.get(table.order[row]) if books.salts else None  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def _room(books: Books, row: int) -> Iterator[str]:
     block = int(table.blocks[row, length // size])
     if room != size - length % size or table.next_slot[row] != block * size + length % size:
         yield f"sequence {table.order[row]} has room {room} at slot {table.next_slot[row]} for token {length}"
-    if books.pool.refs[block] - books.copies.holds(block) != 1 or books.index.holds(np.array([block]))[0]:
+    if books.pool.refs[block] - books.copies.holds(block) != 1 or books.index.is_held(block):
         yield f"sequence {table.order[row]} has room in block {block}, which is shared or indexed"
 
 

@@ -37,7 +37,9 @@ class PrefixIndex:
         self.flat_tokens = self.tokens.reshape(-1)  # by slot
         self._parent = np.full(num_blocks, ABSENT, np.int32)
         self._child = np.full(num_blocks, CHILDLESS, np.int32)
-        self._child_of: memoryview[int] = memoryview(self._child)  # type: ignore[arg-type]  # the same memory: twice as fast to read one by one
+        # The same memory, twice as fast to read one by one.
+        self._child_of: memoryview[int] = memoryview(self._child)  # type: ignore[arg-type]
+        self._parent_of: memoryview[int] = memoryview(self._parent)  # type: ignore[arg-type]
         self._keyed = np.zeros(num_blocks, np.bool_)
         self._branches = np.zeros(num_blocks, np.int32)
         self._by_key: dict[tuple[Hashable, ...], int] = {}
@@ -47,6 +49,10 @@ class PrefixIndex:
         """Which of `blocks` can be found."""
         found: NDArray[np.bool_] = self._parent[blocks] != ABSENT
         return found
+
+    def is_held(self, block: int) -> bool:
+        """Whether `block` can be found."""
+        return self._parent_of[block] != ABSENT
 
     def has_child(self, block: int) -> bool:
         """Whether removing `block` could strand others."""
