@@ -105,8 +105,9 @@ class Attention:
         if self._num_tokens == 0:
             return
         form = (
-            self._num_tokens, query.shape, query.stride(), out.shape, out.stride(), lse.shape,
-            key_cache.stride(), value_cache.stride(),
+            self._num_tokens,
+            query.shape, query.stride(), query.dtype, out.shape, out.stride(), out.dtype, lse.shape, lse.dtype,
+            key_cache.shape, key_cache.stride(), key_cache.dtype, value_cache.shape, value_cache.stride(), value_cache.dtype,
         )
         if form != self._form:  # checked once for all launches on tensors of one form
             self._check(query, key_cache, value_cache, out, lse)

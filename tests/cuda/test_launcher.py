@@ -17,7 +17,8 @@ def test_each_pointer_leads_to_its_value():
     packer = Packer("P i q f 12s d i")
     packer.pack(0x7F00_1234_5678, -5, 2**40, 0.5, b"twelve bytes", 2.25, 7)
     pointers = (ctypes.c_void_p * 7).from_address(packer.address)
-    kinds = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_char * 12, ctypes.c_double, ctypes.c_int32)
+    int32 = ctypes.c_int32
+    kinds = (ctypes.c_void_p, int32, ctypes.c_int64, ctypes.c_float, ctypes.c_char * 12, ctypes.c_double, int32)
 
     values = [kind.from_address(pointer).value for kind, pointer in zip(kinds, pointers, strict=True)]
     assert values == [0x7F00_1234_5678, -5, 2**40, 0.5, b"twelve bytes", 2.25, 7]
