@@ -127,11 +127,11 @@ def test_only_rows_that_are_left_are_measured(project):
 
 def test_samples_in_every_file_are_the_same(project):
     """pytest-benchmark's file holds the samples of our records to the last bit, of right rows only."""
-    result = run(project, "--benchmark", "--benchmark-json=out.json", impls="toy.right,toy.idle,toy.picky")
+    result = run(project, "--benchmark", "--benchmark-autosave", "--benchmark-save-data", impls="toy.right,toy.idle,toy.picky")
 
     result.assert_outcomes(passed=2, failed=1, skipped=1)
     ours = {row["impl"] + f"[{row['layout']}]": row for row in records()}
-    theirs = {row["params"]["paged_entry"]: row for row in json.loads(Path("out.json").read_text())["benchmarks"]}
+    theirs = {row["params"]["paged_entry"]: row for row in json.loads(saved_file().read_text())["benchmarks"]}
     assert set(theirs) == {"toy.right[HND]", "toy.right[NHD]"}
     assert set(ours) == {*theirs, "toy.idle[HND]", "toy.picky[HND]"}
     for name, row in theirs.items():
