@@ -108,8 +108,8 @@ class PagedAttention:
                 f"PagedAttention.forward: request {request.request_id!r} has slots for {request.seq_len} tokens and holds "
                 f"{request.filled}, got {num_tokens} more: allocate as many as it will come to"
             )
+        prepared = self._prepare(num_tokens)  # what is unsupported is refused before anything is written
         self._write(request, key, value)
-        prepared = self._prepare(num_tokens)
         prepared.plan(self._step(request, num_tokens))
         out = torch.empty_like(query)
         lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +46,20 @@ def test_the_walk_of_the_article():
     assert slots == [state.block_table[position // 4] * 4 + position % 4 for position in range(10)]
     assert sorted(manager.free_blocks + state.block_table) == list(range(8))
     assert manager.invariants_ok()
+
+
+def test_the_walk_of_the_documentation():
+    """The first example of docs/memory.md comes to the picture above it."""
+    page = Path(__file__).parents[2] / "docs" / "memory.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    seen = {}
+    exec(code.replace("manager.take_copies()", "pairs = manager.take_copies().tolist()"), seen)
+    ids = [seen[name] for name in "abc"]
+
+    assert seen["pairs"] == [[1, 3]]
+    assert seen["manager"].get_block_tables_tensor(ids).tolist() == [[0, 3], [0, 2], [0, 1]]
+    assert seen["manager"].get_seq_lens_tensor(ids).tolist() == [7, 5, 7]
+    assert seen["manager"].get_query_start_loc_tensor(ids).tolist() == [0, 1, 1, 2]
 
 
 def test_blocks_are_found_after_commit_and_never_earlier():

@@ -6,7 +6,9 @@ import sys
 import pytest
 import torch
 
+from harness.registry import Registry, Unsupported
 from runtime import ForeignBlock, InvalidLength, OutOfBlocks, SequenceExists, UnknownSequence
+from runtime.ascend_npu import IMPLS as IMPLS_NPU
 from runtime.paged_attention import PagedAttention
 
 IMPLS = ("torch.gather", "torch.blocked", "numpy.dense", "numpy.online")
@@ -73,3 +75,15 @@ def test_naming_it_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_npu_adapter_says_that_it_cannot_run_here():
+    """One of the registry like any other: unsupported, with the reason, and marked as never run."""
+    (impl,) = IMPLS_NPU
+    attention = PagedAttention(2, 16, 4, 4, impl=impl.name, registry=Registry(IMPLS_NPU), dtype="f16")
+    blocks = attention.allocate(1, 4)
+    part = tokens(1, 2, 0).half()
+
+    assert impl.note == "experimental: never run on an NPU"
+    with pytest.raises(Unsupported, match=r"never run on an NPU; it needs an Ascend device \(got cpu\)"):
+        attention.forward(part, part, part, blocks)
