@@ -34,6 +34,6 @@ BLOCK_SIZE = tuple(
 )
 
 SMALL = models.QWEN3_0_6B.write("write.qwen3_0_6b.48_padded", 48, num_padding=5, num_blocks=64)
-SMOKE_RUNS = models.QWEN3_0_6B.write("write.qwen3_0_6b.300_runs.f16", 300, order="runs", num_blocks=64, dtype="f16")
+SMOKE_RUNS = models.QWEN3_0_6B.write("write.qwen3_0_6b.100_runs.f16", 100, order="runs", num_blocks=32, dtype="f16")
 
 WRITES = (SMALL, *DECODE, PADDED, *PREFILL, *SHAPES)

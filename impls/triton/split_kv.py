@@ -190,8 +190,9 @@ def plan_tile(spec: AttentionSpec, dims: int, on_gpu: bool) -> int:
 
 
 def plan_interpreted_splits(spec: AttentionSpec) -> int:
-    """The interpreter pays for programs: two chunks, so that merging is met there too, where programs are few."""
-    return 2 if spec.max_q_len <= 1 and spec.max_num_seqs * spec.num_kv_heads < 32 else 1
+    """The interpreter pays for programs: two chunks, so that merging is met there too, where that makes few of them."""
+    programs = spec.max_num_seqs * spec.num_kv_heads + spec.max_num_tokens * spec.num_q_heads
+    return 2 if programs <= 64 else 1
 
 
 def plan_chunk(spec: AttentionSpec, *, splits: int, tile: int, rows: int, multiprocessors: int) -> int:
