@@ -11,7 +11,6 @@ BLOCK_SIZES = (1, 8, 16, 24, 32, 64, 128, 256)
 SMOKE_QWEN3_0_6B = models.QWEN3_0_6B.attention("decode.qwen3_0_6b.200_17", (200, 17))
 SMOKE_GPT_OSS_F16 = models.GPT_OSS.attention("decode.gpt_oss.130_1.f16", (130, 1), dtype="f16")
 SMOKE_GEMMA2_9B = models.GEMMA2_9B.attention("decode.gemma2_9b.33_100.bs32", (33, 100), block_size=32)
-SMOKE = (SMOKE_QWEN3_0_6B, SMOKE_GPT_OSS_F16, SMOKE_GEMMA2_9B)
 
 # A machine without a GPU measures these: 4 to 17 MB of K and V.
 QWEN3_0_6B_SMALL = models.QWEN3_0_6B.decode(4, 1024)
