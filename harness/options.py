@@ -15,10 +15,10 @@ class Options:
     suite            the name that records carry
     bench            time what was right
     power            which rows hold a window of at least 1 s for power and energy: "first" (an implementation's first
-                     layout), "all" or "none"
+                     layout, on cases that move more than the last-level cache holds), "all" or "none"
     patient          run what would take minutes on this device, too
     min_visits       visits a row, at least (other rows between them); the interval over them wants five
-    max_visits       visits a row, at most
+    max_visits       visits a row, at most, throttled ones included
     width            by device kind: stop when the interval is at most this share of the median to either side
     row_s            a row that has taken so long stops at min_visits
     """

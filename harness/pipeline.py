@@ -72,6 +72,7 @@ class Session:
         self.spent_s: dict[str, float] = {}
         self.device: Device = find_device(device)
         self.nvml, self.nvml_missing = _find_nvml(self.device)
+        _take_library_workspaces(self.device)
         self.selftest = selftest(self.device, self.nvml) if options.bench else {}
         self.doubt = doubts(self.selftest)
 
@@ -152,6 +153,14 @@ class Session:
             nvml=_nvml_summary(row),
             **row.fields,
         )
+
+
+def _take_library_workspaces(device: Device) -> None:
+    """Let torch's libraries take the workspace that they keep for good, which no row shall be charged with."""
+    if device.kind == "cuda":
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            square = torch.ones((64, 64), dtype=dtype, device=device.name)
+            torch.matmul(square, square)
 
 
 def _find_nvml(device: Device) -> tuple[Nvml | None, str | None]:
@@ -295,7 +304,7 @@ class _CaseRun:
             for row in waiting:
                 self.progress(f"time {self.case} {row.entry}, visit {visit + 1}", row.number)
                 row.visit()
-            waiting = [row for row in waiting if not self._is_done(row, visit + 1)]
+            waiting = [row for row in waiting if not self._is_done(row)]
         with self.session.phase("finish"):
             for row in timed:
                 self._finish(row, readers)
@@ -311,11 +320,11 @@ class _CaseRun:
         with self.session.phase("ceiling"):
             return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
 
-    def _is_done(self, row: Row, visits: int) -> bool:
+    def _is_done(self, row: Row) -> bool:
         options, summary = self.session.options, row.summary()
         if row.status != "ok":
             return True
-        if visits < options.min_visits or summary is None:
+        if summary is None or len(summary.samples) < options.min_visits:
             return False
         return is_converged(summary, options.width[self.device.kind]) or row.spent_s > options.row_s
 
@@ -334,16 +343,24 @@ class _CaseRun:
         if row.discarded:
             row.flags.append(f"throttled: {row.discarded} visits discarded")
         row.cross_examine()
-        if self._wants_power(row):
+        why_not = self._why_no_power(row)
+        if why_not is None:
             with self.session.phase("power"):
                 row.measure_power()
         else:
-            row.remark("power", f"not measured: --power {self.session.options.power}")
+            row.remark("power", f"not measured: {why_not}")
         self._hold_against_ceiling(row, readers)
 
-    def _wants_power(self, row: Row) -> bool:
+    def _why_no_power(self, row: Row) -> str | None:
+        """A window of a second a row adds up: by default it is held where it says most."""
         wanted = self.session.options.power
-        return wanted == "all" or (wanted == "first" and row.entry.layout is row.entry.impl.layouts[0])
+        if wanted == "none":
+            return "--power none"
+        if wanted == "first" and row.entry.layout is not row.entry.impl.layouts[0]:
+            return "not the implementation's first layout (--power all)"
+        if wanted == "first" and self.case.traffic_bytes < self.device.cache_bytes:
+            return "the case moves less than the last-level cache holds (--power all)"
+        return None
 
     def _hold_against_ceiling(self, row: Row, readers: Sequence[Row]) -> None:
         summary = row.summary()

@@ -25,7 +25,9 @@ Stage = Callable[[], Staged]
 #: A row further than this from its own cross-examination is marked: the larger of a share and of seconds a launch.
 DOUBT_SHARE, DOUBT_S = 0.03, 0.3e-6
 #: Seconds of replays for power and energy: NVML steps every 100 ms.
-POWER_WINDOW_S = 1.2
+POWER_WINDOW_S = 1.0
+#: Seconds for which a device that has reached its power limit is left alone before the next visit.
+REST_S = 0.2
 
 
 @dataclasses.dataclass
@@ -165,6 +167,7 @@ class Row:
             self.readings += readings
             if any(reading.throttles for reading in readings):
                 self.discarded += 1
+                time.sleep(REST_S)
             else:
                 self.samples.append(seconds)
 

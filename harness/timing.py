@@ -28,6 +28,9 @@ MAX_LAUNCHES = 4096
 #: A graph so long needs no replay before the one that is timed, and no slope: its launch is below a thousandth of it.
 LONG_S = 10e-3
 
+#: Seconds of work enqueued at a time while power is read: a few NVML queries take longer than a short graph.
+AHEAD_S = 50e-3
+
 
 class Timer(Protocol):
     """Times one row. `how` says by what means, for the ledger; `num_sets` over how many sets of inputs."""
@@ -181,8 +184,8 @@ def _by_wall_clock(replay: Launch) -> float:
 
 
 def _run_for(replay: Launch, estimate: float, seconds: float, during: Callable[[], None]) -> int:
-    """Replay for about `seconds`, a few hundredths of a second ahead of the device at most."""
-    count, start, batch = 0, time.perf_counter(), max(1, round(LONG_S / estimate))
+    """Replay for about `seconds`, far enough ahead of the device that `during` never leaves it idle."""
+    count, start, batch = 0, time.perf_counter(), max(1, round(AHEAD_S / estimate))
     in_flight: list[torch.cuda.Event] = []
     while time.perf_counter() - start < seconds:
         for _ in range(batch):

@@ -85,10 +85,11 @@ def _resources(arguments: argparse.Namespace) -> int:
     load_room("impls")
     import importlib
 
-    table = importlib.import_module("impls.cuda.builds").resources()
+    page = importlib.import_module("impls.cuda.builds")
+    table = [{"target": arch, **kernel} for arch in page.ARCHS for kernel in page.resources(arch)]
     if arguments.json:
         print(json.dumps(table))
         return 0
-    columns = ("kernel", "target", "registers", "shared_bytes", "dynamic_bytes", "spill_bytes", "stack_bytes", "configuration")
+    columns = ("target", "registers", "shared_bytes", "dynamic_bytes", "spill_bytes", "stack_bytes", "build")
     _print([[row[column] for column in columns] for row in table], columns)
     return int(any(row["spill_bytes"] for row in table))
