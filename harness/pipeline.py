@@ -212,12 +212,18 @@ class _CaseRun:
             else:
                 row.release()
                 yield row
-        if self.session.options.bench and right:
+        if self.session.options.bench:
             self._forget(PLAIN, NEEDLES)
             with self.session.phase("time"):
-                self._time(right)
+                self._time([row for row in right if self._is_timed(row)])
         for row in right:
             yield row
+
+    def _is_timed(self, row: Row) -> bool:
+        says_something = self.device.kind in row.entry.impl.timed
+        if not says_something:
+            row.remark("timed", f"not timed: the entry says that its time on a {self.device.kind} says nothing")
+        return says_something
 
     def _refuse(self, row: Row) -> tuple[str, str] | None:
         """Why a row does not run: (status, reason)."""
@@ -290,6 +296,8 @@ class _CaseRun:
 
     def _time(self, rows: Sequence[Row]) -> None:
         """Visit rows in shuffled order, again and again, until each has converged or had its share."""
+        if not rows:
+            return
         options, layers = self.session.options, self._num_layers()
         readers = self._readers(layers) if any(row.entry.impl.role != "reader" for row in rows) else []
         timed = []

@@ -131,6 +131,7 @@ class Impl:
     graph        whether `launch` can be captured in a CUDA graph
     quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
     params       tunable parameters: name -> values worth trying, the default first
+    timed        kinds of device on which its time says something; on others it is checked only
     max_work     by device kind, the most operations (flops or bytes of a case) worth waiting for; more is "skipped"
     available    "module:function", loaded on first use: f(device_kind) -> None, or why it cannot run on this machine
     role         "implementation"; "control": wrong on purpose; "reader": reads the case's bytes only, sets the ceiling
@@ -146,6 +147,7 @@ class Impl:
     graph: bool = True
     quantises: frozenset[str] = frozenset()
     params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    timed: tuple[str, ...] = ("cpu", "cuda")
     max_work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     available: str | None = None
     role: str = "implementation"

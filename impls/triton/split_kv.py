@@ -151,11 +151,11 @@ def merge_chunks(
     total = tl.sum(tl.exp(logs - shift), 0)
     sums = tl.zeros([dims], tl.float32)
     for first in range(0, num_chunks, tile):
-        part = first + tl.arange(0, tile)
-        log = tl.load(partial_lse + part * stride + row, part < num_chunks, other=float("-inf"))
+        member = first + tl.arange(0, tile)  # a name of its own: Triton 3.6 wants loop variables to keep their shape
+        log = tl.load(partial_lse + member * stride + row, member < num_chunks, other=float("-inf"))
         counts = log > float("-inf")  # a chunk that saw no key wrote only its -inf
-        place = (part * stride + row)[:, None] * head_dim + dim[None, :]
-        values = tl.load(partial_out + place, counts[:, None] & (dim < head_dim)[None, :], other=0.0)
+        cell = (member * stride + row)[:, None] * head_dim + dim[None, :]
+        values = tl.load(partial_out + cell, counts[:, None] & (dim < head_dim)[None, :], other=0.0)
         sums += tl.sum(values * tl.exp(log - shift)[:, None], 0)
     divisor = tl.where(total > 0.0, total, 1.0)
     attended = sums / divisor
