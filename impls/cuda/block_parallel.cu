@@ -9,7 +9,7 @@
 //   block_tables            [num_seqs, table_stride]                                 int32 block ids
 //   query_start_loc         [num_seqs + 1]                                           int32
 //   seq_lens                [num_seqs]                                               int32 tokens; 0 gives out = 0, lse = -inf
-// Work         grid (num_tokens * num_kv_heads * kParts), block kWarps * 32 threads; lanes and warps: see group.cuh
+// Work         grid (num_tokens * num_kv_heads * kParts), block kWarps * 32 threads; see group.cuh, rows.cuh
 // Reads        no table entry past the last block, no slot past the visible tokens; K and V once for kHeads query heads.
 // Sums         in float.
 

@@ -11,7 +11,7 @@
 //   seq_lens                [num_seqs]                                               int32 tokens; 0 gives out = 0, lse = -inf
 //   split_sums              [num_tokens, num_q_heads, splits, kHeadDim]              float, of exp2(score - most) * value
 //   split_stats             [num_tokens, num_q_heads, splits]                        (most, total) of a split
-// Work         grid (num_tokens * num_kv_heads * kParts, splits), block kWarps * 32 threads; lanes and warps: see group.cuh
+// Work         grid (num_tokens * num_kv_heads * kParts, splits), block kWarps * 32 threads; see group.cuh, rows.cuh
 //              A row of one split is finished here; of more, by merge_splits. CTAs past the row's splits do nothing.
 // Reads        no table entry past the last block, no slot past the visible tokens; K and V once for kHeads query heads.
 // Sums         in float.
