@@ -121,6 +121,8 @@ class SequenceTable:
                 heapq.heappush(self._holes, row)
             else:
                 self.row_of[tenant] = row
+        if len(self._holes) > 2 * len(self.order):  # the same rows, noted again and again
+            self._holes = [row for row, tenant in enumerate(self.order) if tenant is None]
 
     def _move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
         """Permute the numbers: `to` and `source` name the same rows in two orders."""
