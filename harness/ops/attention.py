@@ -69,7 +69,9 @@ class AttentionCase(Case):
             "q_lens must have one entry a sequence",
             (len(self.q_lens), len(self.seq_lens)),
         )
-        self.require(1.0 <= self.pool_slack < 1e6, "pool_slack must be at least 1", self.pool_slack)
+        self.require_fraction("pool_slack", lambda slack: 1.0 <= slack < 1e6, "must be at least 1, and below a million")
+        if self.scale is not None:
+            self.require_fraction("scale", lambda scale: scale != 0, "must be None or a finite number other than 0")
 
     @property
     def group(self) -> int:

@@ -41,7 +41,8 @@ class BlockCopyCase(Case):
         super().__post_init__()
         self.require_positive("num_kv_heads", "head_dim", "block_size", "num_blocks", "num_layers")
         self.require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", self.dtype)
-        self.require(self.num_copies >= 0, "num_copies must be at least 0", self.num_copies)
+        self.require_count("num_copies")
+        self.require(isinstance(self.chained, bool), "chained must be true or false", self.chained)
         self.require(
             2 * self.num_copies <= self.num_blocks,
             "num_copies must be at most half of num_blocks",

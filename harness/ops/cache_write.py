@@ -43,9 +43,10 @@ class CacheWriteCase(Case):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_positive("num_kv_heads", "head_dim", "block_size", "num_blocks")
+        self.require_count("num_tokens", "num_padding")
         self.require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", self.dtype)
         self.require(self.order in ("scattered", "runs"), "order must be 'scattered' or 'runs'", self.order)
-        self.require(0 <= self.num_padding <= self.num_tokens, "num_padding must be 0 to num_tokens", self.num_padding)
+        self.require(self.num_padding <= self.num_tokens, "num_padding must be 0 to num_tokens", self.num_padding)
         self.require(
             self.num_tokens - self.num_padding <= self.num_blocks * self.block_size,
             "num_tokens must fit the pool's slots",

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*")
@@ -24,7 +25,8 @@ class Case:
     name: str
 
     def __post_init__(self) -> None:
-        self.require(bool(_NAME.fullmatch(self.name)), "name must be lower-case words, digits, '.', '_' or '-'", self.name)
+        good = isinstance(self.name, str) and _NAME.fullmatch(self.name) is not None
+        self.require(good, "name must be lower-case words, digits, '.', '_' or '-'", self.name)
 
     def require(self, holds: bool, rule: str, got: Any) -> None:
         """Raise CaseError unless `holds`."""
@@ -36,6 +38,20 @@ class Case:
         for field in fields:
             value = getattr(self, field)
             self.require(type(value) is int and value >= 1, f"{field} must be a whole number of at least 1", value)
+
+    def require_count(self, *fields: str) -> None:
+        """Raise CaseError unless each named field is an integer of at least 0."""
+        for field in fields:
+            value = getattr(self, field)
+            self.require(type(value) is int and value >= 0, f"{field} must be a whole number of at least 0", value)
+
+    def require_fraction(self, field: str, holds: Callable[[float], bool], rule: str) -> None:
+        """Raise CaseError unless the field is a finite number for which `holds`; a whole one becomes a float, as digests
+        are made of text."""
+        value = getattr(self, field)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        self.require(is_number and abs(value) < 1e300 and holds(value), f"{field} {rule}", value)
+        object.__setattr__(self, field, float(value))
 
     @property
     def cache_bytes(self) -> int:
