@@ -53,8 +53,15 @@ class Layout:
         return made[0], made[1]
 
 
+def _copy(view: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy, even of a view that is contiguous by accident (one head, or one token a block)."""
+    import torch
+
+    return view.clone(memory_format=torch.contiguous_format)
+
+
 def _swap_heads(cache: torch.Tensor) -> torch.Tensor:
-    return cache.transpose(1, 2).contiguous()
+    return _copy(cache.transpose(1, 2))
 
 
 def _kv_nhd(key: torch.Tensor, value: torch.Tensor) -> Pair:
@@ -72,14 +79,14 @@ def _pack(key: torch.Tensor, value: torch.Tensor) -> Pair:
     num_blocks, num_heads, block_size, head_dim = key.shape
     if head_dim % x:
         raise ValueError(f"X_PACKED: head_dim must be a multiple of {x}, 16 bytes (got {head_dim})")
-    packed = key.reshape(num_blocks, num_heads, block_size, head_dim // x, x).transpose(2, 3).contiguous()
-    return packed, value.transpose(2, 3).contiguous()
+    packed = key.reshape(num_blocks, num_heads, block_size, head_dim // x, x).transpose(2, 3)
+    return _copy(packed), _copy(value.transpose(2, 3))
 
 
 def _unpack(key_cache: torch.Tensor, value_cache: torch.Tensor) -> Pair:
     num_blocks, num_heads, _, block_size, _ = key_cache.shape
     key = key_cache.transpose(2, 3).reshape(num_blocks, num_heads, block_size, -1)
-    return key, value_cache.transpose(2, 3).contiguous()
+    return key, _copy(value_cache.transpose(2, 3))
 
 
 def _swizzle(cache: torch.Tensor) -> torch.Tensor:
