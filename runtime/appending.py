@@ -128,9 +128,8 @@ def _copy_tail(books: Books, row: int, destination: int) -> None:
     last = int(table.num_blocks[row]) - 1
     source = int(table.blocks[row, last])
     origin = books.copies.origin(source)
-    held = index.ancestry(origin)
-    books.pool.hold(np.array(held, np.int32))
-    books.copies.add(origin, destination, held)
+    books.pool.hold(np.array([origin], np.int32))
+    books.copies.add(origin, destination)
     index.tokens[destination] = index.tokens[source]
     table.blocks[row, last] = destination
     books.drop(np.array([source], np.int32))

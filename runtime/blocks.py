@@ -68,13 +68,13 @@ class BlockPool:
             self._queue.remove(blocks)
         self.refs[blocks] += 1
 
-    def drop(self, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Remove a holder from each of `blocks` (all different, parents first); returns those without any now.
+    def drop(self, blocks: NDArray[np.int32]) -> None:
+        """Remove a holder from each of `blocks` (all different, parents first).
 
         Blocks are queued for eviction the last first, so that a child goes before its parent.
         """
         if blocks.size == 0:
-            return blocks
+            return
         refs = self.refs[blocks] - 1
         idle = blocks
         if np.count_nonzero(refs):
@@ -91,7 +91,6 @@ class BlockPool:
         else:
             self._queue.push(idle[cached][::-1])
             self._push(idle[~cached])
-        return idle
 
     def free_blocks(self) -> NDArray[np.int32]:
         """The free blocks, the next to be taken last."""

@@ -45,13 +45,16 @@ class Books:
         self.drop(blocks)
 
     def drop(self, blocks: NDArray[np.int32]) -> None:
-        """Give `blocks` back, parents first; a copy into a block nobody holds any more is not made."""
-        idle = self.pool.drop(blocks)
+        """Give `blocks` back, parents first; a copy into a block nobody will hold any more is not made.
+
+        Its source goes first: what stands before the source stands before the copy too, and is evicted after both.
+        """
         if len(self.copies):
-            self.drop_each(self.copies.cancel(idle))
+            self.drop_each(self.copies.cancel(blocks[self.pool.refs[blocks] == 1]))
+        self.pool.drop(blocks)
 
     def drop_each(self, blocks: list[int]) -> None:
-        """Drop blocks one by one; one may stand there several times, and a child stands before its parent."""
+        """Drop blocks one by one, for one may stand there several times."""
         for block in blocks:
             self.pool.drop(np.array([block], np.int32))
 

@@ -13,23 +13,20 @@ from numpy.typing import NDArray
 class PendingCopies:
     """Destinations and the blocks that they are to be copied from.
 
-    _held names, for each destination, the blocks that its copy holds: the source, and if that is indexed its ancestors
-    too, for no parent may be evicted before its child.
+    A copy holds its source. It need not hold what stands before the source: who holds the destination does.
     """
 
     def __init__(self) -> None:
         self._source_of: dict[int, int] = {}
-        self._held: dict[int, list[int]] = {}
         self._holds: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._source_of)
 
-    def add(self, origin: int, destination: int, held: list[int]) -> None:
-        """Note a copy from `origin`, on behalf of which the caller has added a holder to each block of `held`."""
+    def add(self, origin: int, destination: int) -> None:
+        """Note a copy from `origin`, to which the caller has added a holder."""
         self._source_of[destination] = origin
-        self._held[destination] = held
-        self._holds.update(held)
+        self._holds[origin] += 1
 
     def origin(self, block: int) -> int:
         """Where the contents of `block` stand until the copies are made."""
@@ -40,25 +37,16 @@ class PendingCopies:
         return self._holds[block]
 
     def cancel(self, destinations: NDArray[np.int32]) -> list[int]:
-        """Forget the copies into `destinations`, which nobody holds any more; returns what they held, to be dropped in turn."""
-        dropped: list[int] = []
-        for block in destinations.tolist():
-            if self._source_of.pop(block, None) is not None:
-                dropped += self._held.pop(block)
-        self._holds.subtract(dropped)
-        return dropped
+        """Forget the copies into `destinations`, which nobody holds any more; returns their sources, to be dropped in turn."""
+        sources = [self._source_of.pop(block) for block in destinations.tolist() if block in self._source_of]
+        self._holds.subtract(sources)
+        return sources
 
     def take(self) -> tuple[NDArray[np.int32], list[int]]:
-        """All pairs [n, 2] of (source, destination), now the caller's to make, and what they held."""
+        """All pairs [n, 2] of (source, destination), now the caller's to make, and the sources, to be dropped in turn."""
         pairs = np.array([(source, to) for to, source in self._source_of.items()], np.int32).reshape(-1, 2)
         return pairs, self.cancel(pairs[:, 1])
 
     def all_holds(self) -> Counter[int]:
         """How many copies hold each block."""
         return +self._holds
-
-    def clear(self) -> None:
-        """Forget all copies."""
-        self._source_of.clear()
-        self._held.clear()
-        self._holds.clear()

@@ -58,14 +58,6 @@ class PrefixIndex:
         """Whether removing `block` could strand others."""
         return self._child_of[block] != CHILDLESS
 
-    def ancestry(self, block: int) -> list[int]:
-        """`block`, its parent, and so on to the first block of a prompt; only `block` if it is not indexed."""
-        chain = []
-        while block >= 0:
-            chain.append(block)
-            block = int(self._parent[block])
-        return chain
-
     def match(self, tokens: NDArray[np.int32], salt: Hashable) -> NDArray[np.int32]:
         """The longest chain of blocks that holds the beginning of `tokens`, in whole blocks."""
         limit = tokens.size // self.block_size

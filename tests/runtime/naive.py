@@ -42,7 +42,7 @@ class NaiveManager:
         self.index = {}
         self.sequences = {}
         self.away = {}
-        self.pending = {}  # destination -> [source, its ancestors ...]
+        self.pending = {}  # destination -> source
         self.num_free_host = num_host_blocks
 
     def attempt(self, operation, *args):
@@ -74,9 +74,10 @@ class NaiveManager:
         block.holders -= 1
         if block.holders:
             return
-        for held in self.pending.pop(block, []):
-            held.copies -= 1
-            self.drop(held)
+        source = self.pending.pop(block, None)
+        if source is not None:
+            source.copies -= 1
+            self.drop(source)
         if block.key is None:
             self.free.append(block)
         else:
@@ -139,25 +140,19 @@ class NaiveManager:
     def copied(self, block):
         """A block that is to become a copy of `block`, and takes its place."""
         fresh = self.take()
-        held = list(self.pending.get(block, [block])[:1])
-        if held[0].key is not None:
-            salt, tokens = held[0].key
-            held += reversed(self.chain(tokens[: -self.block_size], salt))
-        for other in held:
-            self.hold(other)
-            other.copies += 1
-        self.pending[fresh] = held
+        source = self.pending.get(block, block)
+        self.hold(source)
+        source.copies += 1
+        self.pending[fresh] = source
         self.drop(block)
         return fresh
 
     def take_copies(self):
-        pairs = [(held[0], fresh) for fresh, held in self.pending.items()]
         taken, self.pending = self.pending, {}
-        for held in taken.values():
-            for block in held:
-                block.copies -= 1
-                self.drop(block)
-        return pairs
+        for source in taken.values():
+            source.copies -= 1
+            self.drop(source)
+        return taken
 
     def commit(self, name, count):
         sequence = self.sequences[name]

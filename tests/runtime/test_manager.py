@@ -193,20 +193,29 @@ def test_truncating_the_last_block_writes_in_place():
     manager.check_invariants()
 
 
-def test_a_source_keeps_its_ancestors():
-    """A copy reads an indexed block whose sequences are gone, and no parent is evicted before its child."""
-    manager = BlockManager(5, 2)
+def test_a_holder_that_only_copies_does_not_count():
+    """Of two forks the first copies; the second, in a later call of the same step, is alone and writes in place."""
+    manager = BlockManager(16, 4)
+    first = filled(manager, [1, 2])
+    second = manager.fork(first)
+    manager.append_token(first)
+    slot = manager.append_token(second)
+
+    assert len(manager.take_copies()) == 1
+    assert slot // 4 == 0
+
+
+def test_a_source_that_only_a_copy_holds_is_evicted_before_its_parent():
+    """A copy is pending from an indexed block that no table names any more when the copy's owner ends."""
+    manager = BlockManager(8, 2)
     first = filled(manager, [1, 2, 3, 4, 5, 6])
     manager.truncate(first, 3)
-    manager.append_token(first)  # copies block [3, 4], behind [1, 2]
-    other = manager.fork(first)
-    manager.truncate(other, 0)
-    manager.truncate(first, 4)
+    manager.append_token(first)  # into a copy of [3, 4], which stands behind [1, 2] and before [5, 6]
+    manager.release_sequence(first)
     manager.check_invariants()
-    manager.append_tokens([other], [2])
-    manager.check_invariants()
-    manager.take_copies()
-    manager.check_invariants()
+
+    assert manager.take_copies().size == 0
+    assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 4, 5, 6, 7])) == 6
 
 
 def test_asking_for_too_much_changes_nothing():
