@@ -15,7 +15,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
@@ -163,8 +163,9 @@ class Impl:
             (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
             (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
             (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
-            (bool(self.layouts), "layouts must name at least one", self.layouts),
+            (_is_tuple_of(self.layouts, Layout), "layouts must be a tuple of at least one Layout", self.layouts),
             (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),
+            (_are_params(self.params), "params must name tuples of numbers or words, the default first", self.params),
         )
         for holds, rule, got in rules:
             if not holds:
@@ -192,6 +193,17 @@ class Impl:
     def load(self) -> Callable[[Any], Any]:
         """Import and return `prepare`."""
         return load(self.prepare)
+
+
+def _is_tuple_of(value: object, *kinds: type) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(item, kinds) for item in value)
+
+
+def _are_params(params: object) -> bool:
+    """Records and workers carry parameters as JSON."""
+    return isinstance(params, Mapping) and all(
+        isinstance(name, str) and _is_tuple_of(values, int, float, str) for name, values in params.items()
+    )
 
 
 def load(reference: str) -> Callable[..., Any]:
@@ -262,10 +274,25 @@ def default_registry(impl_files: Sequence[str] = ()) -> Registry:
     """The table of `impls`, then installed entry points, then `impl_files`."""
     registry = Registry(load_room("impls").IMPLS)
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        registry.add(point.load())
+        registry.add(_load_point(point))
     for path in impl_files:
         registry.add(load_file(path))
     return registry
+
+
+def _load_point(point: importlib.metadata.EntryPoint) -> Sequence[Impl]:
+    who = f"entry point {point.name!r} ({point.value}) of the group {ENTRY_POINT_GROUP}"
+    try:
+        table = point.load()
+    except Exception as error:
+        raise UsageError(f"{who}: {type(error).__name__}: {error}") from error
+    if not _is_table(table):
+        raise UsageError(f"{who}: must name a tuple of harness.registry.Impl (got {table!r})")
+    return table
+
+
+def _is_table(table: object) -> TypeGuard[Sequence[Impl]]:
+    return isinstance(table, list | tuple) and all(isinstance(impl, Impl) for impl in table)
 
 
 def load_file(path: str) -> Sequence[Impl]:
@@ -279,6 +306,9 @@ def load_file(path: str) -> Sequence[Impl]:
     name = file.stem
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(file.resolve()):
         raise UsageError(f"--impl-file {path}: a module named {name!r} is loaded already; rename the file")
+    known = importlib.util.find_spec(name) if "." not in name else None
+    if known and known.origin and Path(known.origin).resolve() != file.resolve():
+        raise UsageError(f"--impl-file {path}: Python has another module named {name!r} ({known.origin}); rename the file")
     spec = importlib.util.spec_from_file_location(name, file.resolve())
     if spec is None or spec.loader is None:
         raise UsageError(f"--impl-file {path}: not a Python file (it must end in .py)")
@@ -286,10 +316,10 @@ def load_file(path: str) -> Sequence[Impl]:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"--impl-file {path}: {type(error).__name__}: {error}") from error
     table = getattr(module, "IMPLS", None)
-    if not isinstance(table, list | tuple) or not all(isinstance(impl, Impl) for impl in table):
+    if not _is_table(table):
         raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {table!r})")
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -288,8 +289,8 @@ def test_scattered_writes_go_anywhere_and_runs_in_order():
         assert written.max() < 16 * 4
         assert (slots == -1).nonzero()[0].tolist() != list(range(33, 40))
     in_order = runs[runs >= 0]
-    assert all(b == a + 1 for a, b in zip(in_order, in_order[1:], strict=False) if a % 4 != 3)
-    assert not all(b == a + 1 for a, b in zip(scattered, scattered[1:], strict=False))
+    assert all(b == a + 1 for a, b in itertools.pairwise(in_order) if a % 4 != 3)
+    assert not all(b == a + 1 for a, b in itertools.pairwise(scattered))
 
 
 def test_copies_are_disjoint_unless_chained():
