@@ -19,6 +19,8 @@ from harness.registry import PreparedReader
 from harness.truth import AttentionTruth, attention_truth
 
 NAN = float("nan")
+#: exp of it is beyond f32: one needle in eight has it, so that a kernel which subtracts no maximum shows.
+OVERFLOWING_SCORE = 100.0
 
 
 class AttentionOperator:
@@ -117,12 +119,12 @@ def _make_layer(
 
 
 def _plant_needles(case: AttentionCase, step: AttentionStep, query: torch.Tensor, key: torch.Tensor) -> None:
-    """Overwrite keys so that they point along a row's query, with a score of about log(seq_len) + 6; see hazards.py.
+    """Overwrite keys so that they point along a row's query, with a score of about log(seq_len) + 6 or of 100; see hazards.py.
 
     Of a long chunk of query tokens only some get needles, so that most keys stay plain. The slot just past the end of
     each sequence gets one too: a decoy for whoever reads a token too many.
     """
-    rows, heads, blocks, offsets = [], [], [], []
+    rows, heads, blocks, offsets, decoys = [], [], [], [], []
     for seq, (seq_len, q_len) in enumerate(zip(case.seq_lens, case.q_lens, strict=True)):
         tokens = _needle_tokens(seq_len, q_len, case.group)
         for token in tokens:
@@ -135,9 +137,10 @@ def _plant_needles(case: AttentionCase, step: AttentionStep, query: torch.Tensor
             heads.append(head)
             blocks.append(step.host_block_tables[seq, positions // case.block_size].astype(np.int64))
             offsets.append(positions % case.block_size)
+            decoys.append(positions == seq_len)
     if not rows:
         return
-    row, head, block, offset = (np.concatenate(part) for part in (rows, heads, blocks, offsets))
+    row, head, block, offset, decoy = (np.concatenate(part) for part in (rows, heads, blocks, offsets, decoys))
     kv_head = head // case.group
     # One writer a slot, or the bytes would depend on the order of the scatter.
     flat = (block * case.num_kv_heads + kv_head) * case.block_size + offset
@@ -145,7 +148,10 @@ def _plant_needles(case: AttentionCase, step: AttentionStep, query: torch.Tensor
     index = [torch.from_numpy(part[first]).to(key.device) for part in (row, head, block, kv_head, offset)]
     direction = query[index[0], index[1]].float()
     seq_of_row = np.searchsorted(np.array(case.query_starts), row[first], side="right") - 1
-    score = torch.from_numpy(np.log(np.maximum(np.array(case.seq_lens)[seq_of_row], 1)) + 6.0).to(key.device)
+    scores = np.log(np.maximum(np.array(case.seq_lens)[seq_of_row], 1)) + 6.0
+    scores[::8] = OVERFLOWING_SCORE
+    scores[decoy[first]] = OVERFLOWING_SCORE + 3.0  # above whatever needle its row has
+    score = torch.from_numpy(scores).to(key.device)
     length = score.float() / (case.softmax_scale * direction.square().sum(-1).clamp_min(1e-6))
     key[index[2], index[3], index[4]] = (direction * length[:, None]).to(key.dtype)
 
