@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -32,12 +34,28 @@ def new_run(out: Path) -> Path:
 
 
 class Appender:
-    """Appends records to a file, a whole line at a time, so that a run that dies keeps what it had."""
+    """Appends records to a file, a whole line at a time, so that a run that dies keeps what it had.
+
+    Raises UsageError where another process appends to the same file.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORDS
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         self.count = 0
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # anything else is a file system without locks
+                os.close(self._file)
+                raise UsageError(f"{self.path}: another run is writing to it") from error
+        self._end_torn_line()
+
+    def _end_torn_line(self) -> None:
+        """A run that was killed may leave half a line, which would swallow the next record."""
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
 
     def append(self, record: Record) -> None:
         """Write one line. Raises OSError, naming the file, where the disk is full or gone."""

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from harness.names import UsageError
@@ -36,7 +36,10 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a run is to do, as data that a worker can be sent. `rows` stand case by case."""
+    """What a run is to do, as data that a worker can be sent. `rows` stand case by case.
+
+    only_on    slug of the device whose run this continues: on any other nothing is measured
+    """
 
     options: Options
     device: str | None
@@ -44,6 +47,13 @@ class Work:
     impl_files: Sequence[str]
     rows: Sequence[tuple[Case, Entry]]
     stall_s: float = STALL_S
+    only_on: str | None = None
+
+    def require_device(self, facts: Mapping[str, Any]) -> None:
+        """Raise UsageError where a session's device is not that of the run it would continue."""
+        here = facts["device"]["slug"]
+        if self.only_on not in (None, here):
+            raise UsageError(f"--resume {self.run}: was begun on {self.only_on}, this is {here}; start a run of its own")
 
 
 @dataclasses.dataclass
@@ -169,6 +179,7 @@ class _Worker:
                 self._row, self._doing = message["row"], message["doing"]
                 self._supervisor.progress(self._doing)
             elif "hello" in message:
+                self._supervisor.work.require_device(message["hello"])
                 self._supervisor.facts = message["hello"]
             elif "error" in message:
                 raise UsageError(message["error"])

@@ -24,6 +24,7 @@ from harness.ops.case import Case
 from harness.options import POWER, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
+from harness.resume import Begun
 from harness.supervisor import STALL_S, Supervisor, Work
 
 RUNS = Path("results/runs")
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="an entry's declared parameter")
     if command != "check":
         add("--power", choices=POWER, default="first", help="layouts that hold a second's window for power and energy")
+    add("--resume", type=Path, metavar="RUN", help="continue a broken run in its folder: give its other options again")
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +79,9 @@ def execute(
     rows = rows_of(cases, entries)
     from harness.store import Appender, new_run
 
-    folder = new_run(arguments.out)
+    broken = getattr(arguments, "resume", None)
+    begun = None if broken is None else Begun.read(broken, rows, arguments.command)
+    folder = new_run(arguments.out) if begun is None else begun.folder
     store = Appender(folder)
     options = Options(
         suite=suite,
@@ -90,11 +94,14 @@ def execute(
         device=arguments.device,
         run=folder.name,
         impl_files=arguments.impl_file,
-        rows=rows,
+        rows=rows if begun is None else begun.missing(rows),
         stall_s=arguments.stall,
+        only_on=None if begun is None else begun.device,
     )
-    records: list[Record] = []
-    with Progress(len(rows), quiet=arguments.json) as progress:
+    records: list[Record] = [] if begun is None else [*begun.records]
+    if begun is None:
+        _write_run(folder, {}, arguments.command)  # a run that is killed says at least what it was
+    with Progress(len(work.rows), quiet=arguments.json) as progress:
         source = InProcess(work, registry, progress.say) if arguments.in_process else Supervisor(work, progress.say)
         try:
             for record in source.records():
@@ -104,7 +111,10 @@ def execute(
         except KeyboardInterrupt:
             raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
         finally:
-            _write_run(folder, source.facts, arguments.command)
+            store.close()
+            if source.facts:
+                ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                _write_run(folder, {"ended_at": ended_at, **source.facts}, arguments.command)
     _tell(records, folder, arguments, show)
     return exit_code(records, arguments.strict_peers)
 
@@ -143,10 +153,7 @@ def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:
     """run.json: what a record does not repeat."""
     from harness.store import write_json
 
-    ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json(
-        folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], "ended_at": ended_at, **facts}
-    )
+    write_json(folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], **facts})
 
 
 class InProcess:
@@ -161,6 +168,7 @@ class InProcess:
         from harness.pipeline import DeviceLost, Session, Task
 
         session = Session(self.work.options, self.registry, self.work.device, self.work.run)
+        self.work.require_device(session.facts())
         self.facts = session.facts()
         tasks = [Task(number=number, case=case, entry=entry) for number, (case, entry) in enumerate(self.work.rows)]
         try:

@@ -1,0 +1,80 @@
+"""A run that broke off, continued in its folder: what has a record is not measured again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.names import UsageError
+from harness.record import Record
+from harness.store import load
+
+if TYPE_CHECKING:
+    from harness.ops.case import Case
+    from harness.registry import Entry
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A run's folder and the records it has; `device` is their device, None where there is no record yet."""
+
+    folder: Path
+    records: Sequence[Record]
+    device: str | None
+
+    @classmethod
+    def read(cls, folder: Path, rows: Sequence[tuple[Case, Entry]], command: str) -> Begun:
+        """Read the run in `folder`, to be continued by `command` with `rows`.
+
+        Raises UsageError, naming what stands in the way: no run, another command's run, records of several devices, or
+        a case that was another one under the same name. Lines that are no records are told on standard error.
+        """
+        if not folder.is_dir():
+            raise UsageError(f"--resume {folder}: no such folder")
+        records, problems = load(folder)
+        for problem in problems:
+            print(f"pagedbench: {problem}", file=sys.stderr)
+        _refuse_command(folder, command)
+        _refuse_other_cases(folder, records, rows)
+        devices = sorted({record.device for record in records})
+        if len(devices) > 1:
+            raise UsageError(f"--resume {folder}: holds records of {' and '.join(devices)}; start a run of its own")
+        return cls(folder=folder, records=records, device=devices[0] if devices else None)
+
+    def missing(self, rows: Sequence[tuple[Case, Entry]]) -> list[tuple[Case, Entry]]:
+        """The rows that have no record yet."""
+        done = {_key(record.case_digest, record.impl, record.layout, record.params) for record in self.records}
+        return [row for row in rows if _key_of(*row) not in done]
+
+
+def _key_of(case: Case, entry: Entry) -> tuple[str, ...]:
+    return _key(case.digest, entry.impl.name, entry.layout.name, entry.impl.resolve_params(entry.params))
+
+
+def _key(digest: str, impl: str, layout: str, params: Mapping[str, Any]) -> tuple[str, ...]:
+    return digest, impl, layout, json.dumps(params, sort_keys=True)
+
+
+def _refuse_command(folder: Path, command: str) -> None:
+    """`check` makes records without times, which would pass for measured ones."""
+    try:
+        begun = json.loads((folder / "run.json").read_text(encoding="utf-8"))["command"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return  # a run that was killed early may have none; its records speak for themselves
+    if begun != command:
+        raise UsageError(f"--resume {folder}: was begun by `pagedbench {begun}` (got `pagedbench {command}`)")
+
+
+def _refuse_other_cases(folder: Path, records: Sequence[Record], rows: Sequence[tuple[Case, Entry]]) -> None:
+    digests = {case.name: case.digest for case, _ in rows}
+    for record in records:
+        now = digests.get(record.case, record.case_digest)
+        if now != record.case_digest:
+            raise UsageError(
+                f"--resume {folder}: the case {record.case} was {record.case_digest} there and is {now} now; "
+                "start a run of its own"
+            )
