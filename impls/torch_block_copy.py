@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from harness.guards import workspace
 from harness.ops.block_copy import waves
 from harness.registry import Prepared
 
@@ -26,7 +27,8 @@ class BlockCopy(Prepared):
     }
 
     def __init__(self, spec: BlockCopySpec) -> None:
-        self.sources, self.destinations = torch.empty(2, spec.max_num_copies, dtype=torch.int64, device=spec.device)
+        self.sources = workspace(spec.max_num_copies, torch.int64, spec.device)
+        self.destinations = workspace(spec.max_num_copies, torch.int64, spec.device)
         self.workspace_bytes = 2 * 8 * spec.max_num_copies
 
     def plan(self, step: BlockCopyStep) -> None:

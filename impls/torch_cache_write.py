@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from harness.guards import workspace
 from harness.ops.dtypes import ITEMSIZE
 from harness.registry import Prepared, Unsupported
 
@@ -37,12 +38,13 @@ class CacheWrite(Prepared):
 
     def __init__(self, spec: CacheWriteSpec) -> None:
         self.spec = spec
-        self.source, self.block, self.offset = torch.empty(3, spec.max_num_tokens, dtype=torch.int64, device=spec.device)
-        self.any_valid = torch.empty((), dtype=torch.bool, device=spec.device)
+        integers = [workspace(spec.max_num_tokens, torch.int64, spec.device) for _ in range(3)]
+        self.source, self.block, self.offset = integers
+        self.any_valid = workspace((), torch.bool, spec.device)
         self.workspace_bytes = 3 * 8 * spec.max_num_tokens + 1
         if spec.layout.name == "HND_SWIZZLED":
             num_chunks = spec.head_dim * ITEMSIZE[spec.dtype] // 16
-            self.chunk = torch.empty(spec.max_num_tokens, num_chunks, dtype=torch.int64, device=spec.device)
+            self.chunk = workspace((spec.max_num_tokens, num_chunks), torch.int64, spec.device)
             self.workspace_bytes += 8 * self.chunk.numel()
 
     def plan(self, step: CacheWriteStep) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from harness.guards import workspace
 from harness.ops.dtypes import ITEMSIZE
 from harness.registry import Prepared, Unsupported
 
@@ -60,7 +61,7 @@ class Batched(Prepared):
         num_integers = 2 * spec.max_num_tokens
         if spec.layout.paged:
             num_integers += spec.max_num_seqs * (spec.max_blocks_per_seq + 2 * spec.block_size)
-        self.integers = torch.empty(num_integers, dtype=torch.int64, device=spec.device)
+        self.integers = workspace(num_integers, torch.int64, spec.device)
         self.workspace_bytes = 8 * len(self.integers)
 
     def deal(self, step: AttentionStep, key: Callable[[int, int, int], Any]) -> None:

@@ -15,7 +15,7 @@ ROOMS = ("harness", "impls", "cases", "runtime", "tests")
 #: What the modules of a room may import of the house. Out-of-room imports are all listed; a room may import itself.
 MAY_IMPORT = {
     "cases": ("harness.ops", "harness.names"),
-    "impls": ("harness.ops", "harness.registry", "harness.device", "harness.names"),
+    "impls": ("harness.ops", "harness.registry", "harness.device", "harness.guards", "harness.names"),
     "harness": (),
     "runtime": ("harness.registry", "harness.ops", "harness.names"),
 }

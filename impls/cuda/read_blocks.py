@@ -68,6 +68,8 @@ class Reader(Prepared):
     def __init__(self, spec: AttentionSpec, build: Build) -> None:
         import torch
 
+        from harness.guards import workspace
+
         self._shape = Shape.of(spec)
         self._warps = spec.params["warps"]
         self._num_ctas = spec.params["ctas_per_sm"] * torch.cuda.get_device_properties(spec.device).multi_processor_count
@@ -75,8 +77,8 @@ class Reader(Prepared):
         self.kernels = (resources,)
         self._device_index = device_index(spec.device)
         self._form: tuple[Any, ...] = ()
-        self._entries = torch.empty(spec.max_num_seqs * spec.max_blocks_per_seq, 2, dtype=torch.int32, device=spec.device)
-        self.checksum = torch.zeros(self._num_ctas * self._warps, dtype=torch.int32, device=spec.device)
+        self._entries = workspace((spec.max_num_seqs * spec.max_blocks_per_seq, 2), torch.int32, spec.device)
+        self.checksum = workspace(self._num_ctas * self._warps, torch.int32, spec.device).zero_()
         self.workspace_bytes = 4 * (self._entries.numel() + self.checksum.numel())
 
     def plan(self, step: AttentionStep) -> None:

@@ -77,6 +77,8 @@ class SplitKv(Attention):
         super().__init__(spec)
         import torch
 
+        from harness.guards import workspace
+
         shape = Shape.of(spec)
         self._group = Group.of(shape)
         self._splits = plan_splits(spec, count_sms(spec.device))
@@ -88,7 +90,7 @@ class SplitKv(Attention):
             self.kernels += (resources,)
         self.ledger["splits"] = f"at most {self._splits.count}, of at least {self._splits.min_tokens} tokens"
         self.workspace_bytes = self._splits.workspace_bytes
-        self._workspace = torch.empty(self.workspace_bytes // 4, dtype=torch.float32, device=spec.device)
+        self._workspace = workspace(self.workspace_bytes // 4, torch.float32, spec.device)
         num_sums = self._splits.count * spec.max_num_tokens * spec.num_q_heads * spec.head_dim
         self._sums = self._workspace.data_ptr()
         self._stats = self._sums + 4 * num_sums

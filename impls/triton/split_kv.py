@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from harness.guards import workspace
 from harness.ops.dtypes import ITEMSIZE, torch_dtype
 from harness.registry import Prepared, Unsupported
 from impls.triton.interpreter import why_missing
@@ -233,9 +234,9 @@ class SplitKV(Prepared):
         if max(self.num_chunks, spec.max_num_seqs) > MAX_GRID:
             raise Unsupported(f"chunks and sequences must be at most {MAX_GRID} (got {self.num_chunks}, {spec.max_num_seqs})")
         made = self.num_chunks if self.num_chunks > 1 else 0
-        f32 = {"dtype": torch.float32, "device": spec.device}
-        self.partial_out = torch.empty((made, spec.max_num_tokens, spec.num_q_heads, spec.head_dim), **f32)
-        self.partial_lse = torch.empty((made, spec.max_num_tokens, spec.num_q_heads), **f32)
+        rows = (made, spec.max_num_tokens, spec.num_q_heads)
+        self.partial_out = workspace((*rows, spec.head_dim), torch.float32, spec.device)
+        self.partial_lse = workspace(rows, torch.float32, spec.device)
         self.workspace_bytes = 4 * (self.partial_out.numel() + self.partial_lse.numel())
         self.kernels = self._compile() if on_gpu else ()
 

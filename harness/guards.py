@@ -1,0 +1,200 @@
+"""Canaries around every tensor that a kernel is given, and hashes of what it must not change.
+
+    | 4 KiB of canary | the tensor | 4 KiB of canary |
+
+Each tensor lies in an allocation of its own, so what is written past its end meets the canary and not a neighbour. The
+canary is a NaN in every type, and no block id, so that reading past the end shows too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from harness.check import fill_unwritten
+
+GUARD_BYTES = 4096
+ALIGNMENT = 256  # bytes, of every tensor: as from CUDA's own allocator
+#: 0x7FA5 is a NaN as f16, bf16, and twice as f32 and f64; as int32 it is far above every block id
+_CANARY = 0x7FA5
+#: 64-bit words hashed at a time
+_CHUNK = {"cpu": 1 << 18, "cuda": 1 << 23}
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Guarded:
+    """One allocation between two canaries.
+
+    name      what is in it, as a verdict calls it
+    buffer    all of it, [bytes] uint8; the tensor's bytes are begin..begin + size
+    sealed    what its bytes hashed to when `seal` was called, a number on the device
+    """
+
+    name: str
+    buffer: torch.Tensor
+    begin: int
+    size: int
+    sealed: torch.Tensor | None = None
+
+    @property
+    def words(self) -> torch.Tensor:
+        """Its bytes as int64; the last word may hold a few bytes of canary."""
+        return self.buffer[self.begin : self.begin + -(-self.size // 8) * 8].view(torch.int64)
+
+    @property
+    def canaries(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The GUARD_BYTES before and those after."""
+        end = self.begin + self.size
+        return self.buffer[self.begin - GUARD_BYTES : self.begin], self.buffer[end : end + GUARD_BYTES]
+
+    def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The tensor itself, contiguous."""
+        return self.buffer[self.begin : self.begin + self.size].view(dtype).view(*shape)
+
+    def hash(self) -> torch.Tensor:
+        """A number on the device that any change of a single word changes, and others with odds of 2**-64 not."""
+        words, chunk = self.words, _CHUNK[self.buffer.device.type]
+        total = torch.zeros((), dtype=torch.int64, device=words.device)
+        for begin in range(0, len(words), chunk):
+            piece = words[begin : begin + chunk]
+            total = 31 * total + (piece * _weights(chunk, words.device)[: len(piece)]).sum()
+        return total
+
+
+@functools.cache
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """Odd numbers, all different: a word times one of them, modulo 2**64, tells what the word was."""
+    return (2 * torch.arange(count, device=device) + 1) * 0x1E3779B97F4A7C15
+
+
+def allocate(name: str, size: int, device: str | torch.device) -> Guarded:
+    """Take `size` bytes between two canaries; what the bytes hold is canary, too."""
+    buffer = torch.empty(size + 2 * GUARD_BYTES + ALIGNMENT + 8, dtype=torch.uint8, device=device)
+    begin = GUARD_BYTES + -(buffer.data_ptr() + GUARD_BYTES) % ALIGNMENT
+    # Even in length and place: the canary is written as 16-bit words.
+    guarded = Guarded(name=name, buffer=buffer[: len(buffer) // 2 * 2], begin=begin, size=size)
+    guarded.buffer.view(torch.int16).fill_(_CANARY)
+    return guarded
+
+
+def empty(name: str, shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> tuple[torch.Tensor, Guarded]:
+    """Make a guarded tensor, contiguous, its content left open."""
+    count = functools.reduce(lambda a, b: a * b, shape, 1)
+    guarded = allocate(name, count * dtype.itemsize, device)
+    return guarded.view(shape, dtype), guarded
+
+
+def house(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[Guarded]]:
+    """Copy tensors into guarded allocations, strides as they are; views of one storage that have gaps share one."""
+    housed: list[torch.Tensor] = []
+    shared: dict[int, Guarded] = {}
+    found: list[Guarded] = []
+    for name, tensor in tensors.items():
+        if tensor.is_contiguous():
+            copy, guarded = empty(name, tensor.shape, tensor.dtype, tensor.device)
+            found.append(guarded)
+            housed.append(copy.copy_(tensor))
+            continue
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in shared:
+            names = [other for other, view in tensors.items() if view.untyped_storage().data_ptr() == storage.data_ptr()]
+            guarded = allocate(" and ".join(names), storage.nbytes(), tensor.device)
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            guarded.view((len(whole),), torch.uint8).copy_(whole)
+            shared[storage.data_ptr()] = guarded
+            found.append(guarded)
+        flat = shared[storage.data_ptr()].view((-1,), tensor.dtype)
+        offset = flat.storage_offset() + tensor.storage_offset()
+        housed.append(flat.as_strided(tensor.shape, tensor.stride(), offset))
+    return housed, found
+
+
+def seal(held: Sequence[Guarded]) -> None:
+    """Note what these hash to now; what is sealed already keeps its hash."""
+    for guarded in held:
+        if guarded.sealed is None:
+            guarded.sealed = guarded.hash()
+
+
+def changed(held: Sequence[Guarded]) -> list[str]:
+    """Names of what no longer is as it was sealed."""
+    sealed = [guarded for guarded in held if guarded.sealed is not None]
+    if not sealed:
+        return []
+    same = (hashes(sealed) == torch.stack([guarded.sealed for guarded in sealed if guarded.sealed is not None])).tolist()
+    return [guarded.name for guarded, is_same in zip(sealed, same, strict=True) if not is_same]
+
+
+def hashes(held: Sequence[Guarded]) -> torch.Tensor:
+    """[n] int64, on the device, in the order of the current stream."""
+    return torch.stack([guarded.hash() for guarded in held])
+
+
+def broken(held: Sequence[Guarded]) -> list[str]:
+    """Say which canaries were written over, how far, and make them whole again."""
+    if not held:
+        return []
+    # It was written as 16-bit words from the buffer's start: a canary at an odd byte begins with a word's second half.
+    odd = torch.tensor([[guarded.begin % 2, (guarded.begin + guarded.size) % 2] for guarded in held]).flatten()
+    whole = torch.tensor([0xA5, 0x7F] * (GUARD_BYTES // 2), dtype=torch.uint8, device=held[0].buffer.device)
+    wanted = torch.stack([whole, whole.roll(1)])[odd.to(whole.device)]
+    written = torch.stack([canary for guarded in held for canary in guarded.canaries]) != wanted
+    counts = written.sum(1).tolist()
+    if not any(counts):
+        return []
+    found = []
+    for index, guarded in enumerate(held):
+        for side, count in enumerate(counts[2 * index : 2 * index + 2]):
+            if count:
+                bytes_at = written[2 * index + side].nonzero()[:, 0].tolist()
+                found.append(_overrun(guarded.name, side, bytes_at))
+        if any(counts[2 * index : 2 * index + 2]):
+            for canary, pattern in zip(guarded.canaries, wanted[2 * index :], strict=False):
+                canary.copy_(pattern)
+    return found
+
+
+def _overrun(name: str, side: int, bytes_at: Sequence[int]) -> str:
+    gap = bytes_at[0] if side else GUARD_BYTES - 1 - bytes_at[-1]
+    where = "past the end of" if side else "before the start of"
+    many = "byte" if len(bytes_at) == 1 else "bytes"
+    return f"wrote {len(bytes_at)} {many} {where} {name}" + (f", {gap} bytes away" if gap else "")
+
+
+def restore(held: Sequence[Guarded], fresh: Sequence[Guarded]) -> None:
+    """Copy the content of `fresh`, made in the same way, back into `held`."""
+    for guarded, source in zip(held, fresh, strict=True):
+        guarded.words.copy_(source.words)
+
+
+_watched: contextvars.ContextVar[list[Guarded] | None] = contextvars.ContextVar("watched", default=None)
+
+
+@contextlib.contextmanager
+def watch(found: list[Guarded]) -> Iterator[None]:
+    """Guard every `workspace` taken within, and append it to `found`."""
+    token = _watched.set(found)
+    try:
+        yield
+    finally:
+        _watched.reset(token)
+
+
+def workspace(shape: int | Sequence[int], dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
+    """Take workspace, uninitialised, as `torch.empty` does; under the harness it is guarded, and full of NaN or -1.
+
+    An implementation that needs zeros writes them.
+    """
+    found = _watched.get()
+    if found is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    sizes = (shape,) if isinstance(shape, int) else shape
+    tensor, guarded = empty(f"workspace[{len(found)}]", sizes, dtype, device)
+    fill_unwritten(tensor)
+    found.append(guarded)
+    return tensor
