@@ -8,6 +8,7 @@ device, go into pytest-benchmark's table, file and comparison (harness/plugin_ti
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -145,10 +146,15 @@ def judge(record: Record) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a choice that no collected test would act on."""
-    if (config.getoption("pagedbench_benchmark") or _is_chosen(config)) and not any(map(_names, items)):
+    timed = config.getoption("pagedbench_benchmark") and not any("benchmark" in _fixtures(item) for item in items)
+    if (timed or _is_chosen(config)) and not any(map(_names, items)):
         raise pytest.UsageError(
             "rows are chosen, but no collected test asks for `paged_record`; `--pyargs harness.test_matrix` is one that does"
         )
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -96,7 +96,7 @@ class Timed:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _complaints(self) -> Iterator[str]:
-        if not self._timed:
+        if self._matrix.records and not self._timed:
             yield "nothing was timed; -rs shows why each row was skipped"
         for name in sorted(self._saved.keys() & self._collected - self._timed):
             yield f"MISSING: {name} is in the saved run and was not timed in this one"
