@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 SCHEMA = 1
@@ -112,7 +112,7 @@ def parse_line(line: str) -> Record:
         raise RecordError(f"not JSON: {error}") from error
     if not isinstance(data, dict):
         raise RecordError(f"not an object (got {type(data).__name__})")
-    if data.get("schema") != SCHEMA:
+    if data.get("schema") is True or data.get("schema") != SCHEMA:
         raise RecordError(f"schema must be {SCHEMA} (got {data.get('schema')!r})")
     known = {field.name: field for field in dataclasses.fields(Record)}
     missing = [name for name, field in known.items() if _required(field) and name not in data]
@@ -136,6 +136,7 @@ _TEXTS = {
     "device_kind",
     "role",
 }
+_LARGEST = 1e300
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {"host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j"}
 _MAPPINGS = {"shape", "toolchain", "params", "check", "memory", "nvml", "ledger"}
@@ -157,7 +158,7 @@ def _typed(name: str, value: Any) -> Any:
     if value is not None and name in _OPTIONAL_TEXTS:
         return _checked(name, value, str)
     if value is not None and name in _NUMBERS:
-        return _checked(name, value, (int, float), not isinstance(value, bool))
+        return _checked(name, value, (int, float), _is_number(value))
     return value
 
 
@@ -173,9 +174,13 @@ def _samples(name: str, value: Any) -> Samples | None:
     _checked(name, value, dict)
     samples = value.get("samples")
     numbers = [value.get("median"), value.get("low"), value.get("high"), *(samples if isinstance(samples, list) else [None])]
-    good = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
-    _checked(name, value, dict, good)
+    _checked(name, value, dict, bool(samples) and all(_is_number(n) and n > 0 for n in numbers))
     return Samples(median=value["median"], low=value["low"], high=value["high"], samples=tuple(value["samples"]))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one, and finite; JSON knows whole numbers that no float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -183,13 +188,17 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Turn mappings and sequences into what JSON has, and a non-finite number into its name."""
+    """Turn mappings and sequences into what JSON has, a non-finite number into its name, anything else into its text.
+
+    An implementation says of itself what it likes; no run shall end for it.
+    """
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence):
+    if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(value)
+    item = getattr(value, "item", None)  # a NumPy or torch scalar
+    return _plain(item()) if callable(item) and getattr(value, "ndim", None) == 0 else str(value)
