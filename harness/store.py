@@ -20,7 +20,7 @@ RECORDS = "records.jsonl"
 def new_run(out: Path) -> Path:
     """Make and return `out`/<stamp>, a folder of its own even when two runs start in one second."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-    for suffix in ("", *(f".{n}" for n in range(2, 100))):
+    for suffix in ("", *(f".{n:02}" for n in range(2, 100))):
         folder = out / (stamp + suffix)
         try:
             folder.mkdir(parents=True)
@@ -60,7 +60,10 @@ class Appender:
     def append(self, record: Record) -> None:
         """Write one line. Raises OSError, naming the file, where the disk is full or gone."""
         line = (record.to_line() + "\n").encode()
-        written = os.write(self._file, line)
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:  # a descriptor knows no name
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         if written != len(line):
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes could be written; is the disk full?")
         self.count += 1
@@ -74,11 +77,11 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
 
     Raises UsageError where there is nothing to read.
     """
-    file = path / RECORDS if path.is_dir() else path
     try:
+        file = path / RECORDS if path.is_dir() else path
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise UsageError(f"cannot read records of {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read records of {path}: {getattr(error, 'strerror', None) or error}") from error
     records, problems = [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -101,5 +104,9 @@ def latest_run(out: Path) -> Path:
 def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a file of plain JSON, whole or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-    os.replace(scratch, path)
+    try:
+        scratch.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error

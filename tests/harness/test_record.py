@@ -18,7 +18,8 @@ MINIMAL = Record(
 )  # fmt: skip
 FULL = dataclasses.replace(
     MINIMAL,
-    role="reader", params={"splits": 4, "mode": "fast"}, status="wrong", reason="3 of 65536 outputs\nare \"off\" by ±1 \U0001f600",
+    role="reader", params={"splits": 4, "mode": "fast"}, status="wrong",
+    reason="3 of 65536 outputs\nare \"off\" by ±1 \U0001f600",
     flags=("never converged", "throttled"), check={"plain": {"passed": False, "ratios": {"l2": 3.5}}},
     launch_s=Samples(median=2e-5, low=1.9e-5, high=2.1e-5, samples=(2e-5, 1.9e-5, 2.1e-5)),
     plan_s=Samples(median=1.0, low=1.0, high=1.0, samples=(1.0,)),
@@ -115,7 +116,8 @@ ODD_LINES = [
     (line(status="good"), "status must be one of"),
     (line(reason=None), "must give its reason"),
     *((line(**{name: value}), f"{name} has the wrong type")
-      for name in ("run", "case", "case_digest", "impl", "layout", "status", "device", "role") for value in (None, 7, ["a"], {})),
+      for name in ("run", "case", "case_digest", "impl", "layout", "status", "device", "role")
+      for value in (None, 7, ["a"], {})),
     *((line(**{name: value}), f"{name} has the wrong type")
       for name in ("shape", "toolchain", "params", "check", "memory", "nvml", "ledger") for value in (None, 7, ["a"], "a")),
     *((line(**{name: value}), f"{name} has the wrong type")
