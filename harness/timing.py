@@ -222,11 +222,13 @@ class WallTimer:
     def visit(self, during: Callable[[], None] | None = None) -> float:
         """The median of launches over at least VISIT_S, three at least where one takes less than a tenth of a second."""
         samples: list[float] = []
-        while sum(samples) < VISIT_S or (len(samples) < 3 and sum(samples) < 0.1):
+        total = 0.0  # summed as it grows: a launch of a microsecond makes twenty thousand samples
+        while total < VISIT_S or (len(samples) < 3 and total < 0.1):
             launch = next(self._launches)
             begin = time.perf_counter()
             launch()
             samples.append(time.perf_counter() - begin)
+            total += samples[-1]
         return statistics.median(samples)
 
     def relaunch(self, sets: Sequence[int]) -> None:

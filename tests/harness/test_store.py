@@ -83,8 +83,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name):
 def test_two_runs_never_write_to_one_file(tmp_path):
     """The second is told before it measures anything; once the first has ended the file is free."""
     first = Appender(tmp_path)
-    words = [sys.executable, "-c", "import sys, pathlib; from harness.store import Appender; Appender(pathlib.Path(sys.argv[1]))"]
-    second = subprocess.run([*words, str(tmp_path)], cwd=HOUSE, capture_output=True, text=True, timeout=60)
+    code = f"import pathlib; from harness.store import Appender; Appender(pathlib.Path({str(tmp_path)!r}))"
+    second = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, timeout=60)
     first.append(RECORD)
     first.close()
     Appender(tmp_path).append(RECORD)
@@ -164,7 +164,7 @@ def test_a_run_without_records_is_not_the_latest(tmp_path):
 @pytest.mark.parametrize("name", ["", "nowhere"])
 def test_no_run_at_all_says_what_makes_one(tmp_path, name):
     """An empty or missing results folder is no error of the harness."""
-    with pytest.raises(UsageError, match="no run under .*; `pagedbench run` makes one"):
+    with pytest.raises(UsageError, match=r"no run under .*; `pagedbench run` makes one"):
         latest_run(tmp_path / name)
 
 
