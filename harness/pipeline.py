@@ -27,7 +27,7 @@ from harness.nvml import Nvml, NvmlMissing
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Inputs, Staged
-from harness.ops.layouts import HND, Layout
+from harness.ops.layouts import Layout
 from harness.options import Options
 from harness.record import Record
 from harness.registry import Entry, Registry
@@ -236,11 +236,12 @@ class _CaseRun:
 
     def _too_much(self, row: Row) -> tuple[str, str] | None:
         case = self.case
-        layouts = len({other.entry.layout.name for other in self.rows} | {HND.name})
-        needed = case.cache_bytes * (self._num_layers() if self.session.options.bench else 2) * (layouts + 1)
-        free = self.device.free_bytes()
+        needed, free = self._needed_bytes(row), self.device.free_bytes()
         if needed > 0.9 * free:
-            return "skipped", f"needs about {needed / 1e9:.1f} GB on {self.device.name}, {free / 1e9:.1f} GB are free"
+            return "skipped", (
+                f"needs about {needed / 1e9:.1f} GB on {self.device.name} with the layouts before it, "
+                f"{free / 1e9:.1f} GB are free (a run of this layout alone needs less)"
+            )
         if self.device.kind == "cpu":
             if case.cache_bytes > CPU_CACHE_BYTES:
                 return "skipped", (
@@ -260,6 +261,12 @@ class _CaseRun:
                 f"is given at most {limit / 1e6:.0f} million (--patient runs it)"
             )
         return None
+
+    def _needed_bytes(self, row: Row) -> int:
+        """What the case's tensors take while this row is worked: in its layout, and in those of the rows before it."""
+        sets = self._num_layers() if self.session.options.bench else 2
+        order = list(dict.fromkeys(other.entry.layout for other in self.rows))
+        return self.case.staged_bytes(sets, order[: order.index(row.entry.layout) + 1])
 
     def _check(self, row: Row) -> bool:
         """Prepare and judge a row on both families of inputs."""

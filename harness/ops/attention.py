@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.ops.case import Case
 from harness.ops.dtypes import ITEMSIZE
-from harness.ops.layouts import Layout
+from harness.ops.layouts import HND, Layout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,6 +113,13 @@ class AttentionCase(Case):
     def cache_bytes(self) -> int:
         """K and V of the whole pool, one layer."""
         return 2 * self.num_blocks * self.block_size * self.num_kv_heads * self.head_dim * ITEMSIZE[self.dtype]
+
+    def staged_bytes(self, sets: int, layouts: Collection[Layout]) -> int:
+        """As Case.staged_bytes. Caches are only read: HND is what was made. Without pages every sequence takes as much as
+        the longest."""
+        longest = 2 * self.num_seqs * self.max_seq_len * self.num_kv_heads * self.head_dim * ITEMSIZE[self.dtype]
+        copies = [self.cache_bytes if layout.paged else longest for layout in layouts if layout is not HND]
+        return sets * (self.cache_bytes + sum(copies))
 
     @property
     def traffic_bytes(self) -> int:

@@ -6,8 +6,11 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from harness.ops.layouts import Layout
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.\-]*")
 
@@ -57,6 +60,14 @@ class Case:
     def cache_bytes(self) -> int:
         """Bytes of the whole pool, K and V."""
         raise NotImplementedError
+
+    def staged_bytes(self, sets: int, layouts: Collection[Layout]) -> int:
+        """Bytes that the harness holds to check or time this case: `sets` of caches, as made and in each of `layouts`.
+
+        This is of an operator that writes its caches: no layout shares memory with what was made, and the two that are
+        compared in the end, and what differs, are held besides.
+        """
+        return int(self.cache_bytes * (sets * (1 + len(layouts)) + 2.25))
 
     @property
     def traffic_bytes(self) -> int:
