@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import copies, decode, edges, facts, prefill, writes
+from cases import copies, decode, edges, facts, faults, prefill, writes
 from harness.ops.case import Case
 
 Suite = tuple[Case, ...]
@@ -51,9 +51,10 @@ BLOCK_SIZE: Suite = (*decode.BLOCK_SIZE, *writes.BLOCK_SIZE, *copies.BLOCK_SIZE)
 
 CONTEXT: Suite = _first_of_each(decode.CONTEXT)
 
-_EVERY: Suite = (*SMOKE, *QUICK, *facts.FACTS, *MODELS, *CONTEXT, *BLOCK_SIZE, *edges.EDGES)
+_TIMED: Suite = (*SMOKE, *QUICK, *facts.FACTS, *MODELS, *CONTEXT, *BLOCK_SIZE, *edges.EDGES)
 
-FULL: Suite = _first_of_each(_EVERY)
+# To time the faults, too, would say nothing.
+FULL: Suite = _first_of_each(_TIMED)
 
 SUITES: dict[str, Suite] = {
     "smoke": SMOKE,
@@ -64,19 +65,21 @@ SUITES: dict[str, Suite] = {
     "block_size": BLOCK_SIZE,
     "context": CONTEXT,
     "facts": facts.FACTS,
+    "faults": faults.FAULTS,
 }
 
 #: one sentence a suite, for `pagedbench list`
 SUITE_NOTES: dict[str, str] = {
     "smoke": "Tiny cases of all three operators on real head shapes: seconds on two CPU cores.",
     "quick": "The default: real model shapes for a GPU, with enough of them small enough for a CPU.",
-    "full": "Every question of every suite, once.",
+    "full": "Every question of every suite but the faults, once.",
     "edges": "Lengths, groups, head and block sizes, query counts and dtypes on which such kernels have gone wrong.",
     "models": "Every model served to many, to one and to ragged batches, its prefill, cache writes and block copies.",
     "block_size": "The same tokens in blocks of 1 to 256.",
     "context": "Llama 3 8B from 512 tokens to 131072 and from one sequence to 256.",
     "facts": "The twelve cases on which other libraries' kernels were measured side by side.",
+    "faults": "The smallest input that shows each public fault, 32-bit offsets among them (docs/faults.md).",
 }
 
 #: every case by its name
-ALL: dict[str, Case] = {case.name: case for case in _EVERY}
+ALL: dict[str, Case] = {case.name: case for case in (*_TIMED, *faults.FAULTS)}
