@@ -227,21 +227,22 @@ class _CaseRun:
 
     def _refuse(self, row: Row) -> tuple[str, str] | None:
         """Why a row does not run: (status, reason)."""
-        why_not = row.entry.impl.why_not(self.case, self.device.kind)
+        try:
+            why_not = row.entry.impl.why_not(self.case, self.device.kind)
+        except Exception as error:
+            return "failed", f"whether it can run here: {type(error).__name__}: {error}"
         if why_not:
             return "unsupported", why_not
-        if self.session.options.patient:
-            return None
-        return self._too_much(row)
-
-    def _too_much(self, row: Row) -> tuple[str, str] | None:
-        case = self.case
         needed, free = self._needed_bytes(row), self.device.free_bytes()
         if needed > 0.9 * free:
             return "skipped", (
                 f"needs about {needed / 1e9:.1f} GB on {self.device.name} with the layouts before it, "
                 f"{free / 1e9:.1f} GB are free (a run of this layout alone needs less)"
             )
+        return None if self.session.options.patient else self._too_long(row)
+
+    def _too_long(self, row: Row) -> tuple[str, str] | None:
+        case = self.case
         if self.device.kind == "cpu":
             if case.cache_bytes > CPU_CACHE_BYTES:
                 return "skipped", (

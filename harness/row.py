@@ -66,7 +66,7 @@ class Row:
             self.device.synchronize()
             return self.status == "ok"
         except Unsupported as why:
-            self.end("unsupported", str(why))
+            self.end("unsupported", str(why) or f"{doing}: Unsupported was raised without a reason")
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()

@@ -1,0 +1,444 @@
+"""The whole flow on a CPU, with toys that are right, wrong, late, forgetful and broken: a record for each, whatever it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from harness import pipeline, timing
+from harness.ops.attention import AttentionCase
+from harness.ops.block_copy import BlockCopyCase
+from harness.ops.cache_write import CacheWriteCase
+from harness.ops.layouts import CONTIGUOUS, HND, NHD
+from harness.options import Options
+from harness.pipeline import Session, tasks
+from harness.record import parse_line
+from harness.registry import Entry, Impl, Limits, Registry, Unsupported
+from impls import torch_block_copy, torch_gather, torch_read
+
+CASE = AttentionCase(
+    name="tiny.decode", num_q_heads=4, num_kv_heads=2, head_dim=16, block_size=4, seq_lens=(5, 9, 0), dtype="f32"
+)
+OTHER = dataclasses.replace(CASE, name="tiny.chunked", seq_lens=(7,), q_lens=(3,))
+COPY = BlockCopyCase(name="tiny.copy", num_kv_heads=1, head_dim=16, block_size=4, num_copies=3, num_blocks=8)
+WRITE = CacheWriteCase(name="tiny.write", num_kv_heads=1, head_dim=16, block_size=4, num_tokens=3, num_blocks=4)
+QUICK = Options(min_visits=2, max_visits=3, row_s=0.0)
+
+
+class Right:
+    """torch.gather under another name; toys spoil one thing of it."""
+
+    workspace_bytes = 8
+    ledger = {"casts": "none"}
+    kernels = ()
+
+    def __init__(self, spec):
+        self.real = torch_gather.prepare(spec)
+
+    def plan(self, step):
+        self.real.plan(step)
+
+    def launch(self, *tensors):
+        self.real.launch(*tensors)
+
+
+class Scaled(Right):
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        tensors[3].mul_(1.5)
+
+
+class LeavesNan(Right):
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        tensors[3][1, 2, 3] = float("nan")
+
+
+class ForgetsLse(Right):
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, torch.empty_like(lse))
+
+
+class PlansOnce(Right):
+    """Holds on to the first batch that it was shown."""
+
+    planned = False
+
+    def plan(self, step):
+        if not self.planned:
+            super().plan(step)
+        self.planned = True
+
+
+class Remembers(Right):
+    """Answers every launch with what it answered to the first."""
+
+    answer = None
+
+    def launch(self, *tensors):
+        if self.answer is None:
+            super().launch(*tensors)
+            self.answer = [tensor.clone() for tensor in tensors[3:]]
+        for tensor, known in zip(tensors[3:], self.answer, strict=True):
+            tensor.copy_(known)
+
+
+class RemembersOnceTimed(Remembers):
+    """The same, but only from its third launch on: the checks come before."""
+
+    launches = 0
+
+    def launch(self, *tensors):
+        self.launches += 1
+        if self.launches < 3:
+            Right.launch(self, *tensors)
+        else:
+            super().launch(*tensors)
+
+
+class WearsOut(Right):
+    """Right three times."""
+
+    launches = 0
+
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        self.launches += 1
+        if self.launches > 3:
+            tensors[3].mul_(1.01)
+
+
+class Unsure(Right):
+    where = ""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.happen("prepare")
+
+    def happen(self, where):
+        if self.where == where:
+            raise self.what
+
+    def plan(self, step):
+        super().plan(step)
+        self.happen("plan")
+
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        self.happen("launch")
+
+
+def raising(where, what):
+    return type("Raising", (Unsure,), {"where": where, "what": what})
+
+
+class Oddities(Right):
+    ledger = {"odd": object(), 7: {1, 2}}
+    kernels = ({"name": "k", "digest": b"\xff", "registers": torch.tensor(64)},)
+
+
+TOYS = {
+    "right": Right, "scaled": Scaled, "leaves_nan": LeavesNan, "forgets_lse": ForgetsLse,
+    "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
+    "wears_out": WearsOut, "oddities": Oddities,
+    **{f"raises_in_{where}": raising(where, ValueError(f"no luck in {where}")) for where in ("prepare", "plan", "launch")},
+    **{f"unsure_in_{where}": raising(where, Unsupported(f"not with this {where}")) for where in ("prepare", "plan", "launch")},
+    "unsure_and_silent": raising("prepare", Unsupported()),
+    "no_launch": lambda spec: object(),
+    "nothing": lambda spec: None,
+    "odd_workspace": lambda spec: type("Odd", (Right,), {"workspace_bytes": None})(spec),
+    "odd_ledger": lambda spec: type("Odd", (Right,), {"ledger": None})(spec),
+    "exhausts_memory": raising("launch", MemoryError("no more")),
+}  # fmt: skip
+
+
+def __getattr__(name):
+    """prepare_NAME is the toy's."""
+    if name.startswith("prepare_"):
+        return TOYS[name.removeprefix("prepare_")]
+    raise AttributeError(name)
+
+
+def toy(name, **fields):
+    return Impl(**{"name": f"toy.{name}", "op": "attention", "prepare": f"{__name__}:prepare_{name}", **fields})
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """Two sets of inputs in rotation and short visits."""
+    monkeypatch.setitem(pipeline.CACHES, "cpu", 1e-9)
+    monkeypatch.setattr(timing, "VISIT_S", 1e-4)
+
+
+def measure(*impls, cases=(CASE,), options=QUICK):
+    registry = Registry(impls)
+    records = list(Session(options, registry, "cpu", run="r").measure(cases, registry.entries()))
+    for record in records:
+        assert parse_line(record.to_line()).key == record.key
+    return records
+
+
+def measure_one(*impls, **more):
+    (record,) = measure(*impls, **more)
+    return record
+
+
+def test_what_is_right_is_timed():
+    """Every measure that a CPU has, and a ledger of what was inside the timed region."""
+    record = measure_one(toy("right"))
+
+    assert (record.status, record.reason, record.row) == ("ok", None, "toy.right[HND]")
+    assert 2 <= len(record.launch_s.samples) <= 3
+    assert 0 < record.launch_s.low <= record.launch_s.median <= record.launch_s.high
+    assert len(record.plan_s.samples) == 5
+    assert set(record.check) == {"plain", "needles", "timed"}
+    assert (record.case, record.case_digest, record.run) == ("tiny.decode", CASE.digest, "r")
+    assert (record.traffic_bytes, record.flops, record.workspace_bytes) == (CASE.traffic_bytes, CASE.flops, 8)
+    assert record.ledger["casts"] == "none"
+    assert record.ledger["timed"] == "wall clock"
+    assert "2 sets in rotation" in record.ledger["inputs"]
+    assert (record.device_kind, record.nvml, record.power_w, record.host_s) == ("cpu", {}, None, None)
+
+
+def test_without_bench_nothing_is_timed():
+    """`check` checks."""
+    record = measure_one(toy("right"), options=Options(bench=False))
+
+    assert record.status == "ok"
+    assert (record.launch_s, record.plan_s) == (None, None)
+    assert set(record.check) == {"plain", "needles"}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("scaled", "wrong", "plain inputs: "),
+        ("leaves_nan", "wrong", "plain inputs: 1 of 192 outputs are NaN"),
+        ("forgets_lse", "wrong", "plain inputs: 12 of 12 LSE were never written"),
+        ("plans_once", "wrong", "needles inputs: "),
+        ("remembers", "wrong", "needles inputs: "),
+        ("raises_in_prepare", "failed", "prepare: ValueError: no luck in prepare"),
+        ("raises_in_plan", "failed", "check with plain inputs: ValueError: no luck in plan"),
+        ("raises_in_launch", "failed", "check with plain inputs: ValueError: no luck in launch"),
+        ("unsure_in_prepare", "unsupported", "not with this prepare"),
+        ("unsure_in_plan", "unsupported", "not with this plan"),
+        ("unsure_in_launch", "unsupported", "not with this launch"),
+        ("unsure_and_silent", "unsupported", "prepare: Unsupported was raised without a reason"),
+        ("no_launch", "failed", "prepare: AttributeError: 'object' object has no attribute"),
+        ("nothing", "failed", "prepare: AttributeError: 'NoneType' object has no attribute"),
+        ("odd_workspace", "failed", "prepare: TypeError: "),
+        ("exhausts_memory", "failed", "check with plain inputs: MemoryError: no more"),
+    ],
+)
+def test_what_is_not_right_is_a_record_and_is_never_timed(name, status, reason):
+    """Its status and reason, and the rest of the run goes on as if it had not been there."""
+    spoilt, right = measure(toy(name), toy("right"))
+
+    assert (spoilt.row, spoilt.status) == (f"toy.{name}[HND]", status)
+    assert spoilt.reason.startswith(reason)
+    assert (spoilt.launch_s, spoilt.plan_s, spoilt.ceiling_share) == (None, None, None)
+    assert (right.row, right.status) == ("toy.right[HND]", "ok")
+
+
+@pytest.mark.parametrize("name", ["remembers_once_timed", "wears_out"])
+def test_what_is_wrong_only_when_timed_is_wrong(name):
+    """After the visits the outputs are soiled, and the sets that were timed are launched and judged again."""
+    record, right = measure(toy(name), toy("right"))
+
+    assert record.status == "wrong"
+    assert record.reason.startswith("timed launches, set ")
+    assert record.launch_s is None
+    assert right.status == "ok"
+
+
+def test_an_implementation_cannot_end_the_run_by_what_it_says_of_itself():
+    """Ledgers and kernels hold what they like; it is written as text."""
+    record = measure_one(toy("oddities"))
+
+    assert record.status == "ok"
+    assert json.loads(record.to_line())["kernels"] == [{"name": "k", "digest": "b'\\xff'", "registers": 64}]
+
+
+def test_a_ledger_that_is_none_is_a_failed_row():
+    """It is read when the row is timed."""
+    failed, right = measure(toy("odd_ledger"), toy("right"))
+
+    assert (failed.status, right.status) == ("failed", "ok")
+    assert failed.reason.startswith("time: TypeError: ")
+
+
+def broken_available(kind):
+    raise OSError("libtoy.so: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "reason"),
+    [
+        ({"devices": ("cuda",)}, "unsupported", "runs on cuda only (got cpu)"),
+        ({"limits": Limits(max_head_dim=8)}, "unsupported", "head_dim must be at most 8 (got 16)"),
+        ({"max_work": {"cpu": 100.0}}, "skipped", "would take minutes: 0 million operations"),
+        ({"available": "json:not_there"}, "failed", "whether it can run here: AttributeError: "),
+        ({"available": f"{__name__}:broken_available"}, "failed", "whether it can run here: OSError: libtoy.so: cannot open"),
+        ({"prepare": "not_there:prepare"}, "failed", "prepare: ModuleNotFoundError: No module named 'not_there'"),
+        ({"prepare": "json:prepare"}, "failed", "prepare: AttributeError: module 'json' has no attribute 'prepare'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_says_why(fields, status, reason):
+    """Refusals are records, too."""
+    refused, right = measure(toy("scaled", **fields), toy("right"))
+
+    assert (refused.status, right.status) == (status, "ok")
+    assert refused.reason.startswith(reason)
+    assert refused.check == {}
+
+
+@pytest.mark.parametrize(
+    ("lens", "reason"),
+    [
+        ({"seq_lens": (1 << 44,)}, "needs about "),
+        ({"seq_lens": (1 << 20,)}, "would take minutes on a CPU: 336 MB of cache a layer"),
+        ({"seq_lens": (8192,), "q_lens": (8192,)}, "would take minutes on a CPU: 8.6 GFLOP"),
+    ],
+    ids=str,
+)
+def test_what_a_cpu_cannot_hold_or_do_is_skipped(lens, reason):
+    """With the reason, before a single tensor is made."""
+    record = measure_one(toy("right"), cases=[dataclasses.replace(CASE, **{"q_lens": (1,), **lens})])
+
+    assert record.status == "skipped"
+    assert record.reason.startswith(reason)
+
+
+def test_patience_runs_what_takes_long_and_not_what_does_not_fit():
+    """--patient is for time; memory that is not there is not had by waiting."""
+    patient = Options(bench=False, patient=True)
+    slow = toy("right", max_work={"cpu": 1.0})
+
+    assert measure_one(slow, options=patient).status == "ok"
+    big = measure_one(slow, cases=[dataclasses.replace(CASE, name="big", seq_lens=(1 << 44,), q_lens=(1,))], options=patient)
+    assert (big.status, big.reason[:12]) == ("skipped", "needs about ")
+
+
+def test_every_entry_on_every_case_is_one_record():
+    """Whatever its toys do, a matrix of n rows gives n records, each row once, case by case."""
+    impls = [toy(name, layouts=(HND, NHD)) for name in TOYS if name != "exhausts_memory"]
+    impls += [Impl(name="toy.copy", op="block_copy", prepare="impls.torch_block_copy:prepare")]
+    impls += [toy("unpaged", layouts=(CONTIGUOUS,), prepare="impls.torch_contiguous:prepare")]
+    cases = [CASE, COPY, OTHER, WRITE]
+    records = measure(*impls, cases=cases, options=Options(bench=False))
+    wanted = {
+        (case.name, str(row)) for case in cases for row in Registry(impls).entries() if row.impl.op == case.op
+    }
+
+    assert len(records) == len(wanted)
+    assert {(record.case, record.row) for record in records} == wanted
+    order = [record.case for record in records]
+    assert order == sorted(order, key=[case.name for case in cases].index)
+
+
+def test_an_empty_batch_is_measured():
+    """Nothing to do is done right."""
+    record = measure_one(toy("right"), cases=[dataclasses.replace(CASE, name="nothing", seq_lens=(), q_lens=())])
+
+    assert record.status == "ok"
+
+
+def test_variants_keep_their_parameters_apart():
+    """What `tune` measures: rows of one entry, each prepared with its own parameters and recorded with them."""
+    impl = toy("right", params={"splits": (0, 4), "mode": ("a", "b")})
+    rows = Entry(impl, HND).variants()
+    session = Session(Options(bench=False), Registry([impl]), "cpu")
+    numbered = list(session.run_tasks(tasks([CASE], rows)))
+
+    assert sorted(number for number, _ in numbered) == [0, 1, 2, 3]
+    assert {number: record.params for number, record in numbered} == {n: dict(row.params) for n, row in enumerate(rows)}
+
+
+class Idle(torch_block_copy.BlockCopy):
+    def launch(self, key_caches, value_caches):
+        pass
+
+
+class CopiesOnce(torch_block_copy.BlockCopy):
+    """Copies no address twice: what is timed after its first launch is nothing."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.seen = set()
+
+    def launch(self, key_caches, value_caches):
+        if key_caches[0].data_ptr() not in self.seen:
+            super().launch(key_caches, value_caches)
+        self.seen.add(key_caches[0].data_ptr())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("Idle", "plain inputs: "), ("CopiesOnce", "timed launches, set 0: ")], ids=str
+)
+def test_a_copy_left_undone_is_wrong(kind, reason):
+    """Caches are put back before every judgement, so that work done once is not taken for work done again."""
+    record = measure_one(Impl(name="toy.copy", op="block_copy", prepare=f"{__name__}:{kind}"), cases=[COPY])
+
+    assert record.status == "wrong"
+    assert record.reason.startswith(reason)
+
+
+READS = Impl(name="toy.read", op="attention", prepare="impls.torch_read:prepare", role="reader")
+
+
+def test_a_row_is_held_against_the_best_reader():
+    """The reader's seconds, its name, and their share of the row's."""
+    registry = Registry([toy("right"), READS])
+    case = dataclasses.replace(CASE, name="longer", seq_lens=(64, 96), q_lens=(1, 1))
+    (record,) = Session(QUICK, registry, "cpu").measure([case], registry.entries())
+
+    assert record.status == "ok"
+    assert record.ceiling_by.startswith("toy.read[HND]")
+    assert record.ceiling_share == pytest.approx(record.ceiling_s / record.launch_s.median)
+
+
+class MissesABit(torch_read.Reader):
+    """Reads all but one bit."""
+
+    @property
+    def checksum(self):
+        return super().checksum + 1
+
+
+def test_a_reader_that_does_not_read_everything_is_no_ceiling():
+    """Its checksum must be that of all bytes; measured by itself it is wrong, beside a row it is left out."""
+    liar = dataclasses.replace(READS, name="toy.liar", prepare=f"{__name__}:MissesABit")
+    registry = Registry([toy("right"), liar])
+    (record,) = Session(QUICK, registry, "cpu").measure([CASE], registry.entries())
+    (reader,) = Session(QUICK, registry, "cpu").measure([CASE], registry.entries(["toy.liar"]))
+
+    assert (record.status, record.ceiling_s, record.ceiling_by) == ("ok", None, None)
+    assert reader.status == "wrong"
+    assert "the checksum of what was read is " in reader.reason
+
+
+def test_progress_tells_what_is_done_and_to_which_row():
+    """A supervisor knows by it which row a worker died at."""
+    said = []
+    registry = Registry([toy("right"), toy("scaled")])
+    list(Session(QUICK, registry, "cpu").measure([CASE], registry.entries(), lambda doing, row: said.append((doing, row))))
+
+    assert ("check tiny.decode toy.right[HND]", 0) in said
+    assert ("check tiny.decode toy.scaled[HND]", 1) in said
+    assert ("time tiny.decode toy.right[HND], visit 1", 0) in said
+    assert ("finish tiny.decode toy.right[HND]", 0) in said
+    assert not any("time tiny.decode toy.scaled" in doing for doing, _ in said)
+
+
+def test_phases_add_up():
+    """Seconds spent are told by phase, none twice."""
+    registry = Registry([toy("right")])
+    session = Session(QUICK, registry, "cpu")
+    list(session.measure([CASE], registry.entries()))
+
+    assert {"check", "time", "inputs", "finish"} <= set(session.spent_s)
+    assert all(seconds >= 0 for seconds in session.spent_s.values())
