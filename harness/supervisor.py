@@ -98,30 +98,7 @@ class Supervisor:
             raise UsageError(f"the worker {death.reason}")
         for number in lost:
             assert number is not None
-            yield self._lost_record(death, *self._waiting.pop(number))
-
-    def _lost_record(self, death: _Death, case: Case, entry: Entry) -> Record:
-        device = self.facts["device"]
-        return Record(
-            run=self.work.run,
-            suite=self.work.options.suite,
-            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            op=case.op,
-            case=case.name,
-            case_digest=case.digest,
-            shape=case.to_json(),
-            impl=entry.impl.name,
-            layout=entry.layout.name,
-            role=entry.impl.role,
-            params=entry.impl.resolve_params(entry.params),
-            status=death.status,
-            reason=death.reason,
-            device=device["slug"],
-            device_kind=device["kind"],
-            toolchain=self.facts["toolchain"],
-            traffic_bytes=case.traffic_bytes,
-            flops=case.flops,
-        )
+            yield lost_record(self.work, self.facts, death.status, death.reason, *self._waiting.pop(number))
 
     def settle(self, number: int) -> None:
         """A worker has recorded this row."""
@@ -141,6 +118,31 @@ class Supervisor:
                 for number, (case, entry) in self._waiting.items()
             ],
         }
+
+
+def lost_record(work: Work, facts: Mapping[str, Any], status: str, reason: str, case: Case, entry: Entry) -> Record:
+    """The record of a row whose process left none."""
+    device = facts["device"]
+    return Record(
+        run=work.run,
+        suite=work.options.suite,
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        op=case.op,
+        case=case.name,
+        case_digest=case.digest,
+        shape=case.to_json(),
+        impl=entry.impl.name,
+        layout=entry.layout.name,
+        role=entry.impl.role,
+        params=entry.impl.resolve_params(entry.params),
+        status=status,
+        reason=reason,
+        device=device["slug"],
+        device_kind=device["kind"],
+        toolchain=facts["toolchain"],
+        traffic_bytes=case.traffic_bytes,
+        flops=case.flops,
+    )
 
 
 class _Worker:

@@ -25,6 +25,7 @@ from harness.options import POWER, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.resume import Begun
+from harness.sanitize import TOOLS, Sanitized, find_program
 from harness.supervisor import STALL_S, Supervisor, Work
 
 RUNS = Path("results/runs")
@@ -36,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_how(parser)
     add = parser.add_argument
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="an entry's declared parameter")
-    if command != "check":
+    if command == "check":
+        add("--sanitize", choices=TOOLS, help="under compute-sanitizer: what it finds is wrong, a process each entry")
+    else:
         add("--power", choices=POWER, default="first", help="layouts that hold a second's window for power and energy")
     add("--resume", type=Path, metavar="RUN", help="continue a broken run in its folder: give its other options again")
 
@@ -61,6 +64,11 @@ def add_how(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Check and, unless the command is check, time what was chosen; returns the exit code."""
+    tool = getattr(arguments, "sanitize", None)
+    if tool is not None:
+        find_program(tool)
+        if arguments.in_process:
+            raise UsageError(f"--sanitize {tool} runs a process each entry; leave out --in-process")
     registry = registry_of(arguments)
     entries = apply_settings(parse_settings(arguments.set), entries_of(arguments, registry))
     suite, cases = cases_of(arguments)
@@ -102,7 +110,7 @@ def execute(
     if begun is None:
         _write_run(folder, {}, arguments.command)  # a run that is killed says at least what it was
     with Progress(len(work.rows), quiet=arguments.json) as progress:
-        source = InProcess(work, registry, progress.say) if arguments.in_process else Supervisor(work, progress.say)
+        source = _source(arguments, work, registry, progress.say)
         try:
             for record in source.records():
                 store.append(record)
@@ -117,6 +125,16 @@ def execute(
                 _write_run(folder, {"ended_at": ended_at, **source.facts}, arguments.command)
     _tell(records, folder, arguments, show)
     return exit_code(records, arguments.strict_peers)
+
+
+def _source(
+    arguments: argparse.Namespace, work: Work, registry: Registry, say: Callable[[str], None]
+) -> InProcess | Sanitized | Supervisor:
+    """What runs the work: workers unless told otherwise."""
+    tool = getattr(arguments, "sanitize", None)
+    if tool is not None:
+        return Sanitized(work, tool, say)
+    return InProcess(work, registry, say) if arguments.in_process else Supervisor(work, say)
 
 
 def _tell(
