@@ -1,0 +1,177 @@
+"""`compare`: two runs, or a run against the device's baseline. docs/regressions.md says how it judges.
+
+Exit codes: 0 nothing to worry about; 1 something is SLOWER or WRONG; 2 wrong usage, or nothing could be compared;
+3 neither, but something is UNSURE or MISSING.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.baseline import BASELINES, load_baseline
+from harness.commands.run import RUNS
+from harness.commands.selection import add_device, registry_of
+from harness.compare import GROUPS, THRESHOLD, Judged, groups, judge, unjudged
+from harness.costs import grown
+from harness.match import latest, match
+from harness.names import UsageError
+from harness.pytest_json import load_pytest_json
+from harness.record import Record
+from harness.registry import matches
+from harness.report import verdicts
+from harness.store import Appender, load, new_run
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="old and new: folders, .jsonl files or pytest-benchmark's .json; "
+        "one alone is held against its device's baseline")  # fmt: skip
+    add("--impl", action="append", default=[], metavar="GLOBS", help="only these implementations")
+    add("--case", action="append", default=[], metavar="GLOBS", help="only these cases")
+    add_judging(parser)
+    add("--baselines", type=Path, default=BASELINES, metavar="DIR", help=f"where baselines are (default: {BASELINES})")
+    add("--rerun-unsure", action="store_true", help="measure the new run's UNSURE rows again, here and now")
+    add_device(parser)
+    add("--impl-file", action="append", default=[], metavar="PATH", help="for --rerun-unsure: a file with a table IMPLS")
+    add("--runs-dir", type=Path, default=RUNS, metavar="DIR", help=f"for --rerun-unsure: where its run goes (default: {RUNS})")
+
+
+def add_judging(parser: argparse.ArgumentParser) -> None:
+    """Add what decides over verdicts and how they are told."""
+    add = parser.add_argument
+    shares = ", ".join(f"{100 * share:g}%% on {kind}" for kind, share in THRESHOLD.items())
+    add("--threshold", type=share_of, metavar="SHARE", help=f"a difference within it is none, e.g. 2%% (default: {shares})")
+    add("--group", choices=GROUPS, help="one verdict an implementation: its worst row's, or its geometric mean's")
+    add("--strict-peers", action="store_true", help="peers count for the exit code, too")
+    add("--json", action="store_true", help="print the comparison as JSON")
+    add("--out", type=Path, metavar="DIR", help="where summary.md goes (default: beside the new run's records)")
+
+
+def share_of(text: str) -> float:
+    """Read "2%" or "0.02"; raises ArgumentTypeError for what is no share between 0 and 1."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be a share such as 2% or 0.02 (got {text!r})")
+    return value
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Compare, tell, and return the exit code."""
+    if len(arguments.runs) > 2:
+        raise UsageError(f"compare takes one run or two (got {len(arguments.runs)})")
+    new = chosen(read(arguments.runs[-1]), arguments)
+    if len(arguments.runs) == 2:
+        old, whose = chosen(read(arguments.runs[0]), arguments), str(arguments.runs[0])
+    else:
+        old, whose = _baseline(new, arguments)
+    comparison = _compare(old, new, whose, arguments)
+    if arguments.rerun_unsure and comparison.counts["UNSURE"]:
+        again = _rerun([row for row in comparison.judged if row.verdict == "UNSURE"], arguments)
+        comparison = _compare(old, [*new, *again], whose, arguments)
+    return tell(comparison, arguments, arguments.runs[-1])
+
+
+def read(path: Path) -> list[Record]:
+    """Records of a run or of pytest-benchmark's JSON; what was skipped is told. UsageError where there are none."""
+    if path.suffix == ".json":
+        records: list[Record] = load_pytest_json(path)
+    else:
+        records, problems = load(path)
+        _warn(problems)
+    if not records:
+        raise UsageError(f"{path} holds no records")
+    return records
+
+
+def _warn(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"pagedbench: {problem}", file=sys.stderr)
+
+
+def chosen(records: Sequence[Record], arguments: argparse.Namespace) -> list[Record]:
+    """The records that --impl and --case choose; UsageError where that is none."""
+    impls, cases = ([glob for text in texts for glob in text.split(",")] for texts in (arguments.impl, arguments.case))
+    found = [
+        record
+        for record in records
+        if (not impls or any(matches(name, glob) for glob in impls for name in (record.impl, record.row)))
+        and (not cases or any(matches(record.case, glob) for glob in cases))
+    ]
+    if not found:
+        raise UsageError(f"--impl and --case choose none of {len(records)} records")
+    return found
+
+
+def _baseline(new: Sequence[Record], arguments: argparse.Namespace) -> tuple[list[Record], str]:
+    """The baselines of the run's devices; rows that the run never asked about are told apart by --impl and --case."""
+    records: list[Record] = []
+    devices = sorted({record.device for record in new})
+    for device in devices:
+        found, problems = load_baseline(device, arguments.baselines)
+        _warn(problems)
+        records += found
+    return chosen(records, arguments), f"the baseline of {' and '.join(devices)}"
+
+
+def _compare(
+    old: Sequence[Record], new: Sequence[Record], whose: str, arguments: argparse.Namespace
+) -> verdicts.Comparison:
+    matched = match(old, new)
+    if not any(pair.old and pair.new for pair in matched.pairs):
+        why = next((pair.why for pair in matched.pairs if pair.why), "there are no rows")
+        raise UsageError(f"nothing to compare: no row of {arguments.runs[-1]} meets one of {whose} ({why})")
+    judged = judge(matched.pairs, arguments.threshold)
+    repeats = f"{matched.repeats} lines repeat a row or are controls; of a row the last line counts."
+    return verdicts.Comparison(
+        old=whose,
+        new=str(arguments.runs[-1]),
+        judged=judged,
+        growths=grown(matched.pairs),
+        groups=groups(judged, arguments.group, arguments.threshold) if arguments.group else None,
+        unjudged=unjudged(matched.pairs),
+        threshold=arguments.threshold,
+        strict_peers=arguments.strict_peers,
+        notes=[repeats] if matched.repeats else [],
+    )
+
+
+def _rerun(rows: Sequence[Judged], arguments: argparse.Namespace) -> list[Record]:
+    """Measure rows again, in a run's folder of their own; the fresh record takes the place of the old one."""
+    from harness.rerun import rerun
+
+    records = latest([row.pair.new for row in rows if row.pair.new])
+    if len({record.device for record in records}) > 1:
+        raise UsageError("--rerun-unsure: the rows are of several devices; compare one device's at a time")
+    folder = new_run(arguments.runs_dir)
+    store = Appender(folder)
+    made = []
+    print(f"measuring {len(records)} UNSURE rows again, into {store.path}", file=sys.stderr)
+    try:
+        for record in rerun(records, registry_of(arguments), folder.name, arguments.device, arguments.impl_file):
+            store.append(record)
+            made.append(record)
+    finally:
+        store.close()
+    return made
+
+
+def tell(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: Path) -> int:
+    """Print a comparison, write summary.md, and return the exit code."""
+    folder = arguments.out or (run if run.is_dir() else run.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = folder / "summary.md"
+    summary.write_text(verdicts.markdown(comparison), encoding="utf-8", errors="backslashreplace")
+    if arguments.json:
+        print(json.dumps(verdicts.plain_data(comparison), indent=1))
+    else:
+        print(verdicts.terminal(comparison))
+        print(f"summary: {summary}")
+    return comparison.exit_code
