@@ -37,9 +37,14 @@ def _rank(count: int) -> int:
     return rank
 
 
+def half_width(summary: Samples) -> float | None:
+    """Return the larger side of the interval over the median: 0.003 reads "±0.3%". None for one visit, which has none."""
+    if len(summary.samples) < 2 or not summary.median:
+        return None
+    return max(summary.high - summary.median, summary.median - summary.low) / summary.median
+
+
 def is_converged(summary: Samples, width: float) -> bool:
     """Whether there are five visits or more and the interval is at most `width` of the median wide, to either side."""
-    if len(summary.samples) < 5:
-        return False
-    half = max(summary.high - summary.median, summary.median - summary.low)
-    return half <= width * summary.median
+    half = half_width(summary)
+    return len(summary.samples) >= 5 and half is not None and half <= width

@@ -22,14 +22,14 @@ import torch
 from harness.ceiling import fastest
 from harness.device import Device, find_device, toolchain
 from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards
-from harness.interval import is_converged
+from harness.interval import half_width, is_converged
 from harness.nvml import Nvml, NvmlMissing
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Inputs, Staged
 from harness.ops.layouts import Layout
 from harness.options import Options
-from harness.record import Record
+from harness.record import Record, Samples
 from harness.registry import Entry, Registry
 from harness.row import Row
 from harness.selftest import doubts, selftest
@@ -354,8 +354,7 @@ class _CaseRun:
         if row.status != "ok" or summary is None:
             return
         if not is_converged(summary, self.session.options.width[self.device.kind]):
-            spread = max(summary.high - summary.median, summary.median - summary.low) / summary.median
-            row.flags.append(f"never converged: within {100 * spread:.1f}% after {len(summary.samples)} visits")
+            row.flags.append(f"never converged: {_how_far(summary)}")
         if row.discarded:
             row.flags.append(f"throttled: {row.discarded} visits discarded")
         row.cross_examine()
@@ -389,6 +388,13 @@ class _CaseRun:
         row.fields["ceiling_share"] = ceiling.median / summary.median
         if summary.high < ceiling.low:
             row.flags.append("above the ceiling: the measurement is wrong somewhere")
+
+
+def _how_far(summary: Samples) -> str:
+    share = half_width(summary)
+    if share is None:
+        return "one visit, which has no interval"
+    return f"within {100 * share:.1f}% after {len(summary.samples)} visits"
 
 
 def _settings(row: Row) -> str:

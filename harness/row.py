@@ -129,7 +129,7 @@ class Row:
         measured, declared = held.allocated - before.allocated, self.fields["workspace_bytes"]
         # The allocator rounds every tensor up to 512 bytes.
         if measured > declared + 512 * 64:
-            self.flags.append(f"workspace: declares {declared} bytes, holds {measured}")
+            self.flags.append(f"workspace: declares {declared} bytes, holds {measured} bytes")
 
     def make_timer(self, stage: Stage) -> bool:
         """Plan for the timed inputs and get ready to time; also times the plan and the host."""
