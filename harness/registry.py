@@ -322,4 +322,9 @@ def load_file(path: str) -> Sequence[Impl]:
     table = getattr(module, "IMPLS", None)
     if not _is_table(table):
         raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {table!r})")
+    for impl in table:
+        if impl.prepare.partition(":")[0] != name:
+            raise UsageError(
+                f"--impl-file {path}: {impl.name} names its prepare {impl.prepare!r}, which is not in this file"
+            )
     return table

@@ -247,6 +247,7 @@ def test_a_file_of_the_users_own_is_taken(write, name):
         (GOOD, "my_kernels.txt", "not a Python file (it must end in .py)"),
         (GOOD, "json.py", "a module named 'json' is loaded already; rename the file"),
         (GOOD, "wave.py", "Python has another module named 'wave'"),
+        (GOOD.replace("my_kernels:", "other:"), "my_kernels.py", "names its prepare 'other:prepare'"),
     ],
 )
 def test_a_file_that_cannot_be_taken_says_why(write, text, name, says):
