@@ -27,6 +27,7 @@ COMMANDS = {
     "ceiling": ("harness.commands.ceiling", "what this device can read of cases' blocks", "pagedbench ceiling --suite facts"),
     "tune": ("harness.commands.tune", "sweep declared parameters", "pagedbench tune --impl cuda.split_kv --case facts.e"),
     "compare": ("harness.commands.compare", "two runs, or a run against the baseline", "pagedbench compare results/runs/STAMP"),
+    "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept results/runs/STAMP -m WHY"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "doctor": ("harness.commands.doctor", "what this machine has, and why the rest is missing", "pagedbench doctor"),
 }
