@@ -16,6 +16,7 @@ class Options:
     bench            time what was right
     power            which rows hold a window of at least 1 s for power and energy: "first" (an implementation's first
                      layout, on cases that move more than the last-level cache holds), "all" or "none"
+    ceiling          find the best reader of each case and visit it beside the rows
     patient          run what would take minutes on this device, too
     min_visits       visits a row, at least (other rows between them); the interval over them wants five
     max_visits       visits a row, at most, throttled ones included
@@ -26,6 +27,7 @@ class Options:
     suite: str = "custom"
     bench: bool = True
     power: str = "first"
+    ceiling: bool = True
     patient: bool = False
     min_visits: int = 5
     max_visits: int = 15
