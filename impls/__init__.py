@@ -49,6 +49,14 @@ IMPLS: tuple[Impl, ...] = (
         devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
         params={"splits": (0, 1, 2, 4, 8, 16, 32, 64)}, note="block_parallel, sequences cut over CTAs, then merged",
     ),
+    Impl(
+        name="cuda.tensor_core", op="attention", prepare="impls.cuda.tensor_core:prepare",
+        layouts=(HND_SWIZZLED, HND, NHD, KV_NHD), devices=("cuda",),
+        limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=1),
+        available="impls.cuda.read_blocks:why_no_bulk_copy",
+        params={"team": (0, 1, 2, 4, 8), "warps": (0, 4), "stages": (2, 3, 4), "copy": ("planned", "bulk", "async")},
+        note="persistent, equal shares of all sequences, heads in the tensor cores' tile",
+    ),
     # attention, Triton
     Impl(
         name="triton.split_kv", op="attention", prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.ops.dtypes import torch_dtype
-from harness.ops.layouts import HND, KV_NHD, NHD, X_PACKED
+from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD, NHD, X_PACKED
 from impls.cuda import jit
 from impls.cuda.launch import device_index, raw_stream
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from impls.cuda.launch import Launcher
 
 SCALARS = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
-LAYOUTS = {HND: "HND", NHD: "NHD", KV_NHD: "NHD", X_PACKED: "X_PACKED"}  # a block's strides tell KV_NHD from NHD
+#: of paged.cuh; a block's strides tell KV_NHD from NHD
+LAYOUTS = {HND: "HND", NHD: "NHD", KV_NHD: "NHD", X_PACKED: "X_PACKED", HND_SWIZZLED: "HND_SWIZZLED"}
 
 #: out, lse, query, key_cache, value_cache, block_tables, query_start_loc, seq_lens | num_seqs, num_q_heads, num_kv_heads |
 #: strides of tables, query and out tokens, key and value blocks | scale

@@ -14,7 +14,7 @@ from typing import Any
 from impls.cuda import jit
 
 #: modules of this folder with a function `builds`
-PAGES: tuple[str, ...] = ("per_token", "block_parallel", "split_kv", "cache_write", "block_copy", "read_blocks")
+PAGES: tuple[str, ...] = ("per_token", "block_parallel", "split_kv", "tensor_core", "cache_write", "block_copy", "read_blocks")
 
 #: bytes of shared memory that a CTA may opt in to, static and dynamic together
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "sm_120": 99 * 1024}

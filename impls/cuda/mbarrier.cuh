@@ -1,4 +1,4 @@
-// mbarrier.cuh -- bulk copies from global to shared memory and the barriers that say when they have landed. sm_90 and newer.
+// mbarrier.cuh -- copies from global to shared memory and the barriers that say when they have landed. sm_90 and newer.
 
 #pragma once
 
@@ -45,4 +45,14 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
         "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
         "l"(global), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
+}
+
+// Copy 16 bytes, both addresses multiples of 16, without the L1 cache; see `arrive_after_copies`.
+__device__ __forceinline__ void copy_chunk(void* shared, const void* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+
+// Arrive once all chunks have landed that this thread copies.
+__device__ __forceinline__ void arrive_after_copies(Barrier* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 #include <math_constants.h>
 
-enum Layout { HND, NHD, X_PACKED };  // KV_NHD is NHD with twice the block stride
+enum Layout { HND, NHD, X_PACKED, HND_SWIZZLED };  // KV_NHD is NHD with twice the block stride
 
 // Specialised by attention.py.
 using Scalar = PA_SCALAR;                 // of query, caches and out
@@ -48,14 +48,14 @@ struct KvHead {
     }
     // Element 0 of a token's row, in the layouts where it is contiguous.
     __device__ long long row(int block, int slot) const {
-        if constexpr (kLayout == HND) {
+        if constexpr (kLayout != NHD) {  // HND_SWIZZLED moves chunks inside a row
             return block * block_stride + ((long long)head * kBlockSize + slot) * kHeadDim;
         } else {
             return block * block_stride + ((long long)slot * num_kv_heads + head) * kHeadDim;
         }
     }
     // Elements from a row to that of the next token in the same block.
-    __device__ long long row_stride() const { return kLayout == HND ? kHeadDim : (long long)num_kv_heads * kHeadDim; }
+    __device__ long long row_stride() const { return kLayout != NHD ? kHeadDim : (long long)num_kv_heads * kHeadDim; }
 };
 
 struct Visible {

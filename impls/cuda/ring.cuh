@@ -1,0 +1,130 @@
+// ring.cuh -- a warp's tiles of K and V on their way to shared memory: it issues the copies of those to come itself.
+//
+//   BULK     a run at a time, the tokens of a tile that follow one another in memory and end up so in a stage; lanes 0-15 copy
+//            the runs of K, 16-31 those of V
+//   ASYNC    16 bytes a lane
+#pragma once
+
+#include "mbarrier.cuh"
+#include "shares.cuh"
+
+// Specialised by tensor_core.py.
+constexpr int kStages = PA_STAGES;
+enum Copy { BULK, ASYNC };
+constexpr Copy kCopy = PA_COPY;
+
+__device__ constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
+
+// A swizzled cache lands as it lies there. Rows of others are spread over the banks by 16 bytes of padding.
+constexpr bool kSwizzled = kLayout == HND_SWIZZLED;
+constexpr int kRun = kCopy == BULK && kSwizzled ? greatest_common_divisor(kBlockSize, kTile) : 1;    // tokens
+constexpr int kRuns = kTile / kRun;
+constexpr int kRowBytes = kHeadDim * sizeof(Scalar);
+constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;    // bytes from a token's row to the next, in a stage
+constexpr int kTileBytes = kTile * kPitch;                        // of K or of V
+constexpr int kRingBytes = kStages * 2 * kTileBytes;
+constexpr int kChunks = kRowBytes / 16;                           // of a row
+constexpr int kArrivals = kCopy == BULK ? 1 : 32;                 // at a stage's barrier, besides the bytes
+constexpr bool kOneBlock = kBlockSize % kTile == 0;               // holds all tokens of a tile
+static_assert(kRuns <= 16, "a lane copies one run");
+
+// The caches, as the teams of one lane see them.
+struct Caches {
+    const Scalar* key_cache;
+    const Scalar* value_cache;
+    const int* block_tables;
+    long long key_stride, value_stride, table_stride;
+    int num_kv_heads, lanes, lane_of_heads;
+};
+
+struct Ring {
+    const Caches caches;
+    const Shares& shares;
+    unsigned char* const stages;    // [kStages, 2, kTileBytes]
+    Barrier* const barriers;        // [kStages]
+    const int lane, end;
+
+    Segment segment;    // of the next tile to copy
+    int position;       // of it
+    int block;          // that holds the lane's run of it, fetched ahead
+    int stage = 0;      // to be read next
+    unsigned parity = 0;
+
+    // Start the copies of the first kStages tiles from `position` on, every kTeam-th of a share that ends at `end`.
+    __device__ Ring(
+        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char* stages,
+        Barrier* barriers, int lane)
+        : caches(caches), shares(shares), stages(stages), barriers(barriers), lane(lane), end(end), segment(segment),
+          position(position) {
+        fetch();
+#pragma unroll 1    // one copy of the code that fills is enough
+        for (int i = 0; i < kStages; ++i) fill(i);
+    }
+
+    // The stage of the next tile, once it has landed.
+    __device__ const unsigned char* wait() const {
+        ::wait(barriers + stage, parity);
+        return stages + stage * 2 * kTileBytes;
+    }
+
+    // Give the stage back, which all lanes have read, for a tile to come.
+    __device__ void refill() {
+        __syncwarp();
+        fill(stage);
+        if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+
+    __device__ int tile_token() const { return (position - segment.first) * kTile; }    // the first
+    __device__ int tile_tokens() const { return min(kTile, shares.sequences[segment.seq].num_tokens - tile_token()); }
+
+    // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
+    __device__ void fetch() {
+        if (position >= end) return;
+        while (position >= segment.end) segment = shares.after(segment, end);
+        const int run_token = kOneBlock ? 0 : lane % 16 % kRuns * kRun;
+        if (run_token >= tile_tokens()) return;
+        block = caches.block_tables[segment.seq * caches.table_stride + (tile_token() + run_token) / kBlockSize];
+    }
+
+    __device__ void fill(int to) {
+        if (position >= end) return;
+        const int kv_head = (segment.round * caches.lanes + caches.lane_of_heads) / kParts;
+        unsigned char* keys = stages + to * 2 * kTileBytes;
+        if constexpr (kCopy == BULK) {
+            const bool is_value = lane >= 16;
+            copy_run(
+                keys + is_value * kTileBytes, is_value ? caches.value_cache : caches.key_cache,
+                {is_value ? caches.value_stride : caches.key_stride, caches.num_kv_heads, kv_head}, barriers + to);
+            __syncwarp();
+            if (lane == 0) arrive(barriers + to);    // the phase ends with the last byte, not before all said what they expect
+        } else {
+            copy_chunks(keys, caches.key_cache, {caches.key_stride, caches.num_kv_heads, kv_head});
+            copy_chunks(keys + kTileBytes, caches.value_cache, {caches.value_stride, caches.num_kv_heads, kv_head});
+            arrive_after_copies(barriers + to);
+        }
+        position += kTeam;
+        fetch();
+    }
+
+    __device__ void copy_run(unsigned char* tile, const Scalar* cache, const KvHead& head, Barrier* barrier) {
+        const int run = lane % 16, tokens = run < kRuns ? min(kRun, tile_tokens() - run * kRun) : 0;
+        if (tokens <= 0) return;
+        const Scalar* from = cache + head.row(block, (tile_token() + run * kRun) % kBlockSize);
+        copy_bulk(tile + run * kRun * kPitch, from, tokens * kRowBytes, barrier);
+    }
+
+    __device__ void copy_chunks(unsigned char* tile, const Scalar* cache, const KvHead& head) {
+        const int tokens = tile_tokens(), first_slot = tile_token() % kBlockSize;
+        const Scalar* first_row = cache + head.row(block, first_slot);    // where one block holds them all
+#pragma unroll
+        for (int begin = 0; begin < kTile * kChunks; begin += 32) {
+            const int i = begin + lane, row = i / kChunks, chunk = i % kChunks;
+            const Scalar* from = first_row + row * head.row_stride();
+            if constexpr (!kOneBlock) {
+                const int its_block = __shfl_sync(0xffffffffu, block, row % kTile);
+                from = cache + head.row(its_block, (first_slot + row) % kBlockSize);
+            }
+            if (row < tokens) copy_chunk(tile + row * kPitch + chunk * 16, from + chunk * (16 / sizeof(Scalar)));
+        }
+    }
+};

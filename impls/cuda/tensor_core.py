@@ -1,0 +1,185 @@
+"""cuda.tensor_core: persistent CTAs that take equal shares of all sequences, heads packed into the tensor cores' tile.
+
+How the work is shared follows on the device from the lengths it finds there (shares.cuh); fixed at prepare, from
+capacities, are only the number of CTAs and how many warps make a team. So a captured launch stays right when lengths change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from harness.ops.layouts import HND_SWIZZLED
+from harness.registry import Unsupported
+from impls.cuda import jit
+from impls.cuda.attention import SIGNATURE, Attention, Shape, load
+from impls.cuda.builds import SHARED_LIMIT, Build
+from impls.cuda.split_kv import count_sms
+
+if TYPE_CHECKING:
+    from harness.ops.attention import AttentionSpec
+
+TILE = 16            # tokens, the rows of an MMA tile
+MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
+MAX_SHARES = 4       # that a sequence should be spread over: more partials cost more than a team's merge
+STATIC_BYTES = 1024  # of shared memory, for barriers and the like
+
+#: and sums, stats, arrived | lanes
+TENSOR_CORE_SIGNATURE = SIGNATURE + "PPPi"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Teams:
+    """How a kernel's warps share the work.
+
+    heads     query heads of a warp; `parts` warps, of different teams, share a larger group
+    warps     of a CTA, of which there is one an SM
+    stages    of a warp's ring, each a tile of K and V
+    team      warps that share a segment of a sequence: 1, or 2, 4, ... up to `warps`
+    copy      how a warp's tiles come: "bulk" copies of whole runs, or 16 bytes a lane, "async"
+    """
+
+    heads: int
+    parts: int
+    warps: int
+    stages: int
+    team: int
+    copy: str
+
+    def macros(self) -> dict[str, str | int]:
+        """The macros of shares.cuh, partials.cuh and ring.cuh."""
+        return {
+            "PA_HEADS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
+            "PA_COPY": self.copy.upper(),
+        }
+
+
+def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, shared_limit: int) -> Teams:
+    """Choose for `spec` on a GPU of `num_sms`, whose CTAs get `shared_limit` bytes.
+
+    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Bulk copies need
+    runs of some length, which only a swizzled cache has: rows of others are padded one by one. Raises Unsupported where
+    nothing fits, or the team does not divide the warps.
+    """
+    params = {"team": 0, "warps": 0, "stages": 2, "copy": "planned", **spec.params}
+    parts = count_parts(shape)
+    heads = math.ceil(shape.group / parts)
+    copy = params["copy"]
+    if copy == "planned":
+        copy = "bulk" if shape.layout == HND_SWIZZLED.name else "async"
+    fitting = [
+        warps for warps in ([params["warps"]] if params["warps"] else [8, 4, 2, 1])
+        if shared_bytes(shape, heads, warps, params["stages"], spec.max_num_seqs) <= shared_limit - STATIC_BYTES
+    ]
+    if not fitting:
+        least = shared_bytes(shape, heads, params["warps"] or 1, params["stages"], spec.max_num_seqs)
+        raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
+    team = params["team"] or choose_team(spec, parts, num_sms * fitting[0], fitting[0])
+    if team > fitting[0] or fitting[0] % team:
+        raise Unsupported(f"team must divide the {fitting[0]} warps of a CTA (got {team})")
+    return Teams(heads=heads, parts=parts, warps=fitting[0], stages=params["stages"], team=team, copy=copy)
+
+
+def count_parts(shape: Shape) -> int:
+    """How many warps share a group."""
+    return math.ceil(shape.group / (MAX_HEADS if shape.head_dim <= 128 else MAX_HEADS // 2))
+
+
+def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
+    """The fewest warps whose shares are so long that MAX_SHARES of them hold the longest sequence.
+
+    Warps alone need no merge inside the CTA. The pool bounds how much there is in all: in a small one, few sequences are long.
+    """
+    longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
+    tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
+    share = max(tiles * spec.num_kv_heads * parts / num_warps, 1.0)
+    team = 1
+    while team < most and longest / (share * team) > MAX_SHARES:
+        team *= 2
+    return team
+
+
+def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
+    """A warp's ring and partials in shared memory."""
+    row = 2 * shape.head_dim + (0 if shape.layout == HND_SWIZZLED.name else 16)
+    return stages * 2 * TILE * row + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
+
+
+def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int) -> int:
+    """What all warps take, and the list of sequences."""
+    return warps * warp_bytes(shape, heads, stages) + 8 * (max_num_seqs + 1)
+
+
+class TensorCore(Attention):
+    """One CTA an SM, whatever the step is."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        import torch
+
+        arch = jit.arch_of(spec.device)
+        if int(arch.removeprefix("sm_")) < 90:
+            raise Unsupported(f"needs bulk copies, of compute capability 9.0 or newer (got {arch})")
+        self._num_ctas = count_sms(spec.device)
+        shape, limit = Shape.of(spec), SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values()))
+        self._teams = plan_teams(shape, spec, self._num_ctas, limit)
+        built = build(shape, self._teams, spec.max_num_seqs)
+        self._kernel, resources = load(built, spec.device, TENSOR_CORE_SIGNATURE)
+        self.kernels = (resources,)
+
+        num_heads = spec.num_kv_heads * self._teams.parts
+        num_teams = self._num_ctas * self._teams.warps // self._teams.team
+        self._lanes = math.gcd(num_teams, num_heads)
+        rows = num_teams * 2 * self._teams.heads  # two ends of every share
+        counters = max(spec.max_num_seqs * num_heads, 1)
+        self._workspace = torch.empty(rows * (spec.head_dim + 2), dtype=torch.float32, device=spec.device)
+        self._arrived = torch.zeros(counters, dtype=torch.int32, device=spec.device)  # every launch leaves zeros
+        self.workspace_bytes = 4 * (self._workspace.numel() + counters)
+        sums = self._workspace.data_ptr()
+        self._pointers = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr())
+        self.ledger["teams"] = f"{num_teams} of {self._teams.team} warps, {self._lanes} heads side by side"
+
+    def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
+        self._kernel((self._num_ctas, 1, 1), 32 * self._teams.warps, stream, *values, *self._pointers, self._lanes)
+
+
+def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
+    """The kernel for `shape`."""
+    warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages)}
+    return Build(
+        source="tensor_core.cu", entry="tensor_core", macros=shape.macros() | teams.macros() | warp,
+        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs),
+    )
+
+
+def builds(arch: str) -> list[Build]:
+    """Builds that stand for all, at most 256 sequences; bulk copies begin with sm_90."""
+    if arch == "sm_80":
+        return []
+    swizzled = HND_SWIZZLED.name
+    warps = 8 if SHARED_LIMIT[arch] > 200 * 1024 else 2  # where a CTA gets less, as many as fit every shape
+    listed = (
+        (Shape(layout=swizzled), warps, 1, "bulk"),
+        (Shape(layout=swizzled, group=8), warps, warps, "bulk"),
+        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), warps, 2, "bulk"),
+        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), warps, warps // 2, "bulk"),
+        (Shape(group=8), warps, 1, "async"),
+        (Shape(layout="NHD", group=16), warps, warps, "async"),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), warps, 1, "bulk"),
+        (Shape(group=16, head_dim=256), warps // 2, warps // 2, "async"),
+    )
+    return [
+        build(
+            shape,
+            Teams(
+                heads=math.ceil(shape.group / count_parts(shape)), parts=count_parts(shape), warps=warps, stages=2, team=team,
+                copy=copy,
+            ),
+            256,
+        )
+        for shape, warps, team, copy in listed
+    ]
+
+
+prepare = TensorCore

@@ -1,0 +1,159 @@
+"""How cuda.tensor_core is planned, and the arithmetic by which its kernel shares the work; no GPU is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+
+from harness.ops.attention import AttentionSpec
+from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD
+from harness.registry import Unsupported
+from impls import IMPLS
+from impls.cuda import tensor_core
+from impls.cuda.attention import Shape
+from impls.cuda.builds import SHARED_LIMIT
+
+SMS, LIMIT = 132, SHARED_LIMIT["sm_90"]
+SPEC = AttentionSpec(
+    num_q_heads=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bf16", scale=0.1, layout=HND_SWIZZLED, num_blocks=40960,
+    max_num_seqs=64, max_num_tokens=64, max_q_len=1, max_seq_len=8192, max_blocks_per_seq=512, device="cuda:0",
+)
+IMPL = next(impl for impl in IMPLS if impl.name == "cuda.tensor_core")
+
+
+def spec_of(num_seqs, seq_len, fill=1.25, **changes):
+    """SPEC with other capacities, the pool holding `fill` times all sequences at full length."""
+    blocks = -(-seq_len // 16)
+    return dataclasses.replace(
+        SPEC, max_num_seqs=num_seqs, max_num_tokens=num_seqs, max_seq_len=seq_len, max_blocks_per_seq=blocks,
+        num_blocks=int(num_seqs * blocks * fill) + 2, **changes,
+    )
+
+
+def plan(spec, shared_limit=LIMIT):
+    return tensor_core.plan_teams(Shape.of(spec), spec, SMS, shared_limit)
+
+
+# How warps make teams
+
+@pytest.mark.parametrize(
+    ("spec", "team"),
+    [
+        pytest.param(spec_of(64, 8192), 1, id="a large batch: a warp's share holds a sequence or so"),
+        pytest.param(spec_of(256, 1024), 1, id="many short sequences"),
+        pytest.param(spec_of(1, 131072), 8, id="one long sequence"),
+        pytest.param(spec_of(1, 2048), 8, id="one short sequence"),
+        pytest.param(spec_of(8, 2048), 8, id="a small batch"),
+        pytest.param(spec_of(62, 65536, fill=0.07), 8, id="a small pool says that few sequences are long"),
+        pytest.param(spec_of(32, 8192, num_kv_heads=2), 8, id="few heads"),
+        pytest.param(spec_of(32, 1024, num_q_heads=64), 2, id="a middling batch"),
+    ],
+)
+def test_teams_follow_from_capacities(spec, team):
+    """On 132 SMs: as few warps as keep a sequence within four shares."""
+    assert plan(spec).team == team
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("group", [1, 4, 8, 16, 71])
+@pytest.mark.parametrize("layout", [HND_SWIZZLED, HND, KV_NHD], ids=str)
+@pytest.mark.parametrize("limit", sorted({*SHARED_LIMIT.values()}))
+def test_as_many_warps_as_shared_memory_holds(head_dim, group, layout, limit):
+    """Rings, partials and sequences fit, twice the warps would not, or there are eight; parts cover the group."""
+    spec = spec_of(256, 1024, head_dim=head_dim, num_q_heads=group, num_kv_heads=1, layout=layout)
+    teams = plan(spec, limit)
+    room = limit - tensor_core.STATIC_BYTES
+    taken, twice = (
+        tensor_core.shared_bytes(Shape.of(spec), teams.heads, times * teams.warps, teams.stages, 256) for times in (1, 2)
+    )
+
+    assert taken <= room
+    assert teams.warps == 8 or twice > room
+    assert teams.heads * (teams.parts - 1) < group <= teams.heads * teams.parts
+    assert teams.heads <= 16
+
+
+def test_bulk_copies_are_for_swizzled_caches():
+    """Others are copied 16 bytes a lane, unless asked otherwise."""
+    assert plan(SPEC).copy == "bulk"
+    assert plan(dataclasses.replace(SPEC, layout=HND)).copy == "async"
+    assert plan(dataclasses.replace(SPEC, layout=HND, params={"copy": "bulk"})).copy == "bulk"
+
+
+@pytest.mark.parametrize("name", sorted(IMPL.params))
+def test_every_declared_choice_is_reachable(name):
+    """Each value of each parameter, the others at their defaults, or with half the warps, makes a kernel of its own."""
+    chosen = set()
+    for value in IMPL.params[name]:
+        for warps in (0, 4):
+            params = IMPL.resolve_params({"warps": warps} | {name: value})
+            try:
+                chosen.add((value, getattr(plan(dataclasses.replace(SPEC, params=params)), name)))
+            except Unsupported:
+                continue
+
+    assert {value for value, _ in chosen} == set(IMPL.params[name])
+    assert {got for value, got in chosen if value not in (0, "planned")} == set(IMPL.params[name]) - {0, "planned"}
+
+
+@pytest.mark.parametrize(
+    ("params", "rule"),
+    [
+        ({"team": 8, "warps": 4}, r"team must divide the 4 warps of a CTA \(got 8\)"),
+        ({"warps": 8, "stages": 4}, "shared memory must hold .* set fewer stages"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(params, rule):
+    """With the numbers."""
+    with pytest.raises(Unsupported, match=rule):
+        plan(dataclasses.replace(SPEC, params=params))
+
+
+def test_many_sequences_take_room_from_rings():
+    """Their list lies in shared memory; where it leaves no room for one warp, the case is refused."""
+    assert plan(spec_of(8192, 64)).warps == 8
+    assert plan(spec_of(20000, 64)).warps < 8
+    with pytest.raises(Unsupported, match="shared memory must hold"):
+        plan(spec_of(40000, 64))
+
+
+# The arithmetic of shares.cuh
+
+def begin(column, length, columns):
+    return length * column // columns
+
+
+def column_of(position, length, columns):
+    return ((position + 1) * columns - 1) // length
+
+
+@pytest.mark.parametrize("columns", [1, 2, 33, 132, 1056])
+@pytest.mark.parametrize("surplus", [0, 1, 5, 131, 1000, 262144 - 1056])
+def test_the_share_of_a_position_is_the_last_that_begins_before_it(columns, surplus):
+    """Shares cover a row without gaps, equal to within a tile; the column of a position is found without a search."""
+    length = columns + surplus
+    starts = [begin(column, length, columns) for column in range(columns + 1)]
+    sizes = [after - before for before, after in itertools.pairwise(starts)]
+
+    assert (starts[0], starts[-1]) == (0, length)
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    for column in range(0, columns, max(columns // 37, 1)):
+        for position in (starts[column], starts[column + 1] - 1):
+            assert column_of(position, length, columns) == column
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 5, 8, 32, 64])
+@pytest.mark.parametrize("team", [1, 2, 4, 8])
+def test_lanes_and_columns_reach_every_head_once(num_kv_heads, team):
+    """Each (round, lane) is a head of its own, and no team is without a column."""
+    num_teams = SMS * 8 // team
+    lanes = math.gcd(num_teams, num_kv_heads)
+    heads = {turn * lanes + lane for turn in range(num_kv_heads // lanes) for lane in range(lanes)}
+
+    assert heads == set(range(num_kv_heads))
+    assert num_teams % lanes == 0
