@@ -54,7 +54,7 @@ class Guarded:
 
     def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The tensor itself, contiguous."""
-        return self.buffer[self.begin : self.begin + self.size].view(dtype).view(*shape)
+        return self.buffer[self.begin : self.begin + self.size].view(dtype).view(tuple(shape))
 
     def hash(self) -> torch.Tensor:
         """A number on the device that any change of a single word changes, and others with odds of 2**-64 not."""

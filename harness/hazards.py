@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
+import torch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,7 +14,9 @@ class Hazards:
     """One family of inputs.
 
     name       as records show it
-    fill       what every slot holds that no kernel may let through: "nan", or "decoy": finite, large values
+    fill       what every slot holds that no kernel may let through: "nan"; or "mixed", in turn: large and finite, infinite,
+               65504, the dtype's largest number
+    foreign    unused table entries name a live block of another sequence; else a block that nobody owns, poisoned
     needles    one key in each row carries most of the weight, at first or last token, block edge or split edge
     seed       families of one case differ in all values and tables
     """
@@ -21,21 +25,22 @@ class Hazards:
     fill: str
     needles: bool
     seed: int
+    foreign: bool = False
 
     def __post_init__(self) -> None:
-        if self.fill not in ("nan", "decoy"):
-            raise ValueError(f"fill must be 'nan' or 'decoy' (got {self.fill!r})")
+        if self.fill not in ("nan", "mixed"):
+            raise ValueError(f"fill must be 'nan' or 'mixed' (got {self.fill!r})")
 
 
 #: Every token counts, and NaN lies wherever nothing may be read.
 PLAIN = Hazards(name="plain", fill="nan", needles=False, seed=1)
-#: A needle shows its own edge and blinds everything else, so it never runs alone. Decoys are finite: a kernel that
-#: drops NaN but reads too far is caught by them.
-NEEDLES = Hazards(name="needles", fill="decoy", needles=True, seed=2)
+#: A needle shows its own edge and blinds everything else, so it never runs alone. A kernel that drops NaN, by a maximum or
+#: on purpose, has met none here: infinities and large numbers lie where PLAIN has NaN, and decoys just past each end.
+NEEDLES = Hazards(name="needles", fill="mixed", needles=True, seed=2, foreign=True)
 #: What is timed: as PLAIN, but other values, tables and addresses than any that were checked before.
 TIMED = Hazards(name="timed", fill="nan", needles=False, seed=3)
 
-#: Value of every V element in a decoy slot: a weight of one in ten thousand still moves an output by more than f16 rounds.
+#: Value of every V element in a decoy: a weight of one in ten thousand still moves an output by more than f16 rounds.
 DECOY_VALUE = 30000.0
 
 
@@ -59,19 +64,42 @@ def deal_blocks(blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random
     return tables
 
 
-def needle_positions(num_visible: int, block_size: int, num_rows: int, start: int) -> np.ndarray:
-    """Positions of the needles of `num_rows` rows that see `num_visible` keys; `start` rotates them between sequences.
+def foreign_entries(tables: np.ndarray, blocks_per_seq: tuple[int, ...]) -> np.ndarray:
+    """Let unused entries name a block in the middle of the next sequence that has one; tables of one owner stay as they are."""
+    owners = [seq for seq, count in enumerate(blocks_per_seq) if count]
+    filled = tables.copy()
+    for seq, count in enumerate(blocks_per_seq):
+        others = [owner for owner in owners if owner != seq]
+        if others:
+            other = next((owner for owner in others if owner > seq), others[0])
+            filled[seq, count:] = tables[other, blocks_per_seq[other] // 2]
+    return filled
 
-    Half of the rows take an edge in turn: first and last token, both sides of the first and last block edge, and of a
-    cut in 2, 4 and 8 splits. The other half walk through the blocks, first or last slot in turn.
+
+def wild_entries(tables: np.ndarray, blocks_per_seq: tuple[int, ...], num_blocks: int) -> np.ndarray:
+    """Fill unused entries with ids of no block, in turn: -1, one past the last, the largest int32."""
+    column = np.arange(tables.shape[1])[None, :]
+    used = column < np.asarray(blocks_per_seq, dtype=np.int64).reshape(-1, 1)
+    ids = np.array([-1, num_blocks, 2**31 - 1], dtype=np.int32)
+    turn = column + np.arange(len(tables))[:, None]
+    return np.where(used, tables, ids[turn % len(ids)]).astype(np.int32)
+
+
+def poison(key: torch.Tensor, value: torch.Tensor, unused: torch.Tensor, fill: str) -> None:
+    """Overwrite unused slots of pools [num_blocks, num_kv_heads, block_size, head_dim]; `unused` is [num_blocks, block_size].
+
+    The kinds of "mixed" take turns from slot to slot and from head to head.
     """
-    edges = {0, num_visible - 1, block_size - 1, block_size}
-    last_edge = (num_visible - 1) // block_size * block_size
-    edges |= {last_edge, last_edge - 1}
-    for splits in (2, 4, 8):
-        edges |= {num_visible // splits, num_visible // splits - 1}
-    sorted_edges = np.array(sorted(edge for edge in edges if 0 <= edge < num_visible))
-    turn = start + np.arange(num_rows)
-    at_edges = sorted_edges[(turn // 2) % len(sorted_edges)]
-    in_blocks = np.minimum((turn // 2) * block_size + (turn // 2 % 2) * (block_size - 1), 1 << 40) % num_visible
-    return np.where(turn % 2 == 0, at_edges, in_blocks)
+    if fill == "nan":
+        for pool in (key, value):
+            pool.masked_fill_(unused[:, None, :, None], math.nan)
+        return
+    largest = torch.finfo(key.dtype).max
+    of_key = (0.0, math.inf, 65504.0, -math.inf, largest, -65504.0)  # the first stays an ordinary key: a decoy
+    of_value = (DECOY_VALUE, -math.inf, 65504.0, math.inf, -largest, -65504.0)
+    block, offset = unused.nonzero(as_tuple=True)
+    turn = (block * key.shape[2] + offset)[:, None] + torch.arange(key.shape[1], device=key.device)
+    kind = (turn % len(of_key))[..., None]  # [num_unused, num_kv_heads, 1]
+    keys, values = (torch.tensor(kinds, dtype=key.dtype, device=key.device)[kind] for kinds in (of_key, of_value))
+    key[block, :, offset] = torch.where(kind == 0, key[block, :, offset], keys)
+    value[block, :, offset] = values.expand(*kind.shape[:2], value.shape[3])

@@ -21,13 +21,14 @@ import torch
 
 from harness.ceiling import fastest
 from harness.device import Device, find_device, toolchain
+from harness.guards import restore
 from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards
 from harness.interval import half_width, is_converged
 from harness.nvml import Nvml, NvmlMissing
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Inputs, Staged
-from harness.ops.layouts import Layout
+from harness.ops.layouts import LAYOUTS, Layout
 from harness.options import Options
 from harness.record import Record, Samples
 from harness.registry import Entry, Registry
@@ -67,8 +68,10 @@ def tasks(cases: Sequence[Case], entries: Sequence[Entry]) -> list[Task]:
 class Session:
     """One run on one device: holds what rows share."""
 
-    def __init__(self, options: Options, registry: Registry, device: str | None = None, run: str = "unsaved") -> None:
-        self.options, self.registry, self.run = options, registry, run
+    def __init__(
+        self, options: Options, registry: Registry, device: str | None = None, run: str = "unsaved", isolated: bool = False
+    ) -> None:
+        self.options, self.registry, self.run, self.isolated = options, registry, run, isolated
         self.spent_s: dict[str, float] = {}
         self.device: Device = find_device(device)
         self.nvml, self.nvml_missing = _find_nvml(self.device)
@@ -116,6 +119,24 @@ class Session:
             gc.collect()
             if self.device.kind == "cuda":
                 torch.cuda.empty_cache()
+
+    def visit(self, run: _CaseRun, rows: Sequence[Row]) -> None:
+        """Visit rows that are ready in shuffled order, again and again, until each has converged or had its share."""
+        order, waiting = random.Random(run.case.digest), list(rows)
+        for visit in range(self.options.max_visits):
+            order.shuffle(waiting)
+            for row in waiting:
+                run.progress(f"time {run.case} {row.entry}, visit {visit + 1}", row.number)
+                row.visit()
+            waiting = [row for row in waiting if not self._is_done(row)]
+
+    def _is_done(self, row: Row) -> bool:
+        summary = row.summary()
+        if row.status != "ok":
+            return True
+        if summary is None or len(summary.samples) < self.options.min_visits:
+            return False
+        return is_converged(summary, self.options.width[self.device.kind]) or row.spent_s > self.options.row_s
 
     def _require_device(self, row: Row) -> None:
         """An illegal access breaks the whole CUDA context: nothing else can run in this process."""
@@ -212,6 +233,15 @@ class _CaseRun:
             else:
                 row.release()
                 yield row
+        checked, right = right, []
+        for row in checked:
+            with self.session.phase("check"):
+                passed = row.check_late()
+            if passed:
+                right.append(row)
+            else:
+                row.release()
+                yield row
         if self.session.options.bench:
             self._forget(PLAIN, NEEDLES)
             with self.session.phase("time"):
@@ -273,17 +303,40 @@ class _CaseRun:
         """Prepare and judge a row on both families of inputs."""
         self.progress(f"check {self.case} {row.entry}", row.number)
         # Tensors first, so that what is measured between is the implementation's own memory.
-        stages = [(functools.partial(self._stage, family, row.entry.layout, 1), family.name) for family in (PLAIN, NEEDLES)]
-        if not all(row.attempt(stage, "inputs") for stage, _ in stages) or not row.prepare():
+        stages = {family: functools.partial(self._stage, family, row.entry.layout) for family in (PLAIN, NEEDLES)}
+        if not all(row.attempt(stage, "inputs") for stage in stages.values()) or not row.prepare():
             return False
-        return all(row.check(stage, family) for stage, family in stages)
+        passed = all(row.check(stage, family.name) for family, stage in stages.items())
+        if passed and self.session.isolated:
+            self.progress(f"check {self.case} {row.entry} with wild block ids", row.number)
+            passed = row.check_wild(stages[PLAIN])
+        elif passed and self.case.op == "attention":
+            row.remark("wild block ids", "not tried: one that is looked up ends the process, which is not a worker")
+        self._restore(row, PLAIN, NEEDLES)
+        # Outputs of its own let a row wait for late changes while the next one is checked.
+        if passed and not all(stage().renew() for stage in stages.values()):
+            passed = row.check_late()
+        return passed
 
-    def _stage(self, family: Hazards, layout: Layout, layers: int) -> Staged:
+    def _restore(self, row: Row, *families: Hazards) -> None:
+        """Make inputs again that a row has changed: others are still to read them."""
+        if row.trial is None or not row.trial.damaged:
+            return
+        for family in families:
+            layers = self._inputs[family.name].num_layers
+            fresh = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
+            for (name, layout), staged in self._staged.items():
+                if name == family.name:
+                    restore(staged.read, fresh.stage(LAYOUTS[layout]).read)
+
+    def _stage(self, family: Hazards, layout: Layout, layers: int | None = None) -> Staged:
+        """The tensors of a family in a layout, `layers` sets of them; None is as many as a check takes."""
         key = (family.name, layout.name)
         with self.session.phase("inputs"):
             if family.name not in self._inputs:
-                built = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
-                self._inputs[family.name] = built
+                op = operator(self.case.op)
+                layers = op.rounds(self.case, family) if layers is None else layers
+                self._inputs[family.name] = op.build(self.case, family, layers=layers, device=self.device.name)
             if key not in self._staged:
                 self._staged[key] = self._inputs[family.name].stage(layout)
             self.device.synchronize()
@@ -306,26 +359,22 @@ class _CaseRun:
         """Visit rows in shuffled order, again and again, until each has converged or had its share."""
         if not rows:
             return
-        options, layers = self.session.options, self._num_layers()
-        readers = self._readers(layers) if any(row.entry.impl.role != "reader" for row in rows) else []
-        timed = []
-        for row in rows:
-            self.progress(f"time {self.case} {row.entry}", row.number)
-            if row.make_timer(functools.partial(self._stage, TIMED, row.entry.layout, layers)):
-                timed.append(row)
-        order = random.Random(self.case.digest)
-        waiting = [*timed, *readers]
-        for visit in range(options.max_visits):
-            order.shuffle(waiting)
-            for row in waiting:
-                self.progress(f"time {self.case} {row.entry}, visit {visit + 1}", row.number)
-                row.visit()
-            waiting = [row for row in waiting if not self._is_done(row)]
+        layers, wants_ceiling = self._num_layers(), self.session.options.ceiling
+        readers = self._readers(layers) if wants_ceiling and any(row.entry.impl.role != "reader" for row in rows) else []
+        timed = [row for row in rows if self.make_timer(row)]
+        self.session.visit(self, [*timed, *readers])
         with self.session.phase("finish"):
             for row in timed:
                 self._finish(row, readers)
         for row in [*rows, *readers]:
             row.release()
+
+    def make_timer(self, row: Row) -> bool:
+        """Get a right row ready to be visited; False where that failed."""
+        self.progress(f"time {self.case} {row.entry}", row.number)
+        made = row.make_timer(functools.partial(self._stage, TIMED, row.entry.layout, self._num_layers()))
+        self._restore(row, TIMED)
+        return made
 
     def _readers(self, layers: int) -> list[Row]:
         """The fastest readers of this case's blocks, to be visited beside what they are the ceiling of."""
@@ -336,18 +385,11 @@ class _CaseRun:
         with self.session.phase("ceiling"):
             return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
 
-    def _is_done(self, row: Row) -> bool:
-        options, summary = self.session.options, row.summary()
-        if row.status != "ok":
-            return True
-        if summary is None or len(summary.samples) < options.min_visits:
-            return False
-        return is_converged(summary, options.width[self.device.kind]) or row.spent_s > options.row_s
-
     def _finish(self, row: Row, readers: Sequence[Row]) -> None:
         """Everything about a timed row that needs its samples."""
         self.progress(f"finish {self.case} {row.entry}", row.number)
         row.check_timed(functools.partial(self._stage, TIMED, row.entry.layout, 0))
+        self._restore(row, TIMED)
         summary = row.summary()
         if row.status == "ok" and summary is None:
             row.end("failed", f"every one of {row.discarded} visits was throttled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from harness import timing
 from harness.device import Device
+from harness.guards import watch
 from harness.interval import summarise
 from harness.nvml import Nvml, Reading
 from harness.ops import operator
@@ -19,6 +21,7 @@ from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
+from harness.trial import Trial
 
 Stage = Callable[[], Staged]
 
@@ -47,6 +50,7 @@ class Row:
     flags: list[str] = dataclasses.field(default_factory=list)
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     prepared: Any = None
+    trial: Any = None
     timer: timing.Timer | None = None
     samples: list[float] = dataclasses.field(default_factory=list)
     readings: list[Reading] = dataclasses.field(default_factory=list)
@@ -89,7 +93,9 @@ class Row:
 
         def work() -> None:
             spec = operator(self.case.op).spec(self.case, self.entry.layout, self.device.name, self.params)
-            self.prepared = self.entry.impl.load()(spec)
+            self.trial = Trial(self.device, [])
+            with watch(self.trial.workspaces):
+                self.prepared = self.trial.prepared = self.entry.impl.load()(spec)
             self.fields["workspace_bytes"] = int(self.prepared.workspace_bytes)
             self.fields["kernels"] = tuple(dict(kernel) for kernel in self.prepared.kernels)
 
@@ -100,33 +106,72 @@ class Row:
         return True
 
     def check(self, stage: Stage, family: str) -> bool:
-        """Launch once on soiled outputs and judge them. `stage` makes the tensors, which may be too much for the device."""
-        is_reader = self.entry.impl.role == "reader"
+        """Launch once on every set, outputs soiled, and judge them. `stage` makes the tensors: too many, perhaps."""
 
         def work() -> None:
             staged = stage()
-            self.prepared.plan(staged.step)
-            staged.soil(0)
-            self.prepared.launch(*staged.arguments(0))
-            self.device.synchronize()
-            self._measure_memory()
-            judged = staged.judge_reader(0, self.prepared) if is_reader else staged.judge(0, self.entry.impl.quantises)
-            self.fields.setdefault("check", {})[family] = judged.to_json()
-            if not judged.passed:
-                self.end("wrong", f"{family} inputs: {judged.reason}")
+            self.trial.plan(staged.step)
+            for layer in range(staged.num_layers):
+                self.trial.launch(staged, layer)
+                self._measure_memory()
+                why = self.trial.look(staged, [layer]) or self._judge(staged, layer, family)
+                self.fields["check"][family] |= staged.coverage()
+                if why:
+                    self.end("wrong", f"{family} inputs: {self.trial.late() or why}")
+                    return
 
+        self.fields.setdefault("check", {})[family] = {}
         return self.attempt(work, f"check with {family} inputs")
+
+    def _judge(self, staged: Staged, layer: int, family: str) -> str | None:
+        """Judge one layer's outputs and note the worst so far of this family; return what is wrong."""
+        is_reader = self.entry.impl.role == "reader"
+        judged = staged.judge_reader(layer, self.prepared) if is_reader else staged.judge(layer, self.entry.impl.quantises)
+        noted, worst = self.fields["check"][family], max(judged.ratios.values(), default=0.0)
+        if not judged.passed or worst >= max(noted.get("ratios", {}).values(), default=0.0):
+            noted |= judged.to_json()
+        return judged.reason
+
+    def check_wild(self, stage: Stage) -> bool:
+        """Check once more with wild block ids in unused table entries: whoever looks one up loses the device."""
+
+        def work() -> None:
+            staged = stage()
+            step = staged.wild_step()
+            if step is None:
+                return
+            self.fields["check"]["wild"] = {}
+            self.trial.plan(step)
+            self.trial.launch(staged, 0)
+            why = self.trial.look(staged, [0]) or self._judge(staged, 0, "wild")
+            if why:
+                self.end("wrong", f"wild block ids in unused table entries: {why}")
+
+        return self.attempt(work, "check with wild block ids in unused table entries")
+
+    def check_late(self) -> bool:
+        """Wait a little and see whether outputs still are what they were when their launches had ended."""
+
+        def work() -> None:
+            why = self.trial.late()
+            if why:
+                self.end("wrong", why)
+
+        return self.attempt(work, "check again")
 
     def _measure_memory(self) -> None:
         """Note what the row has taken since before it was prepared, and compare it with what it declares."""
+        if "memory" in self.fields:
+            return
         held, before = _Memory.read(self.device, self.nvml), self._before
-        if held is None or before is None or "memory" in self.fields:
+        if held is None or before is None:
             return
         self.fields["memory"] = {
             "allocator_peak_bytes": max(held.peak - before.allocated, 0),
             "nvml_bytes": max(held.nvml - before.nvml, 0),
         }
-        measured, declared = held.allocated - before.allocated, self.fields["workspace_bytes"]
+        measured = held.allocated - before.allocated - self.trial.guard_bytes
+        declared = self.fields["workspace_bytes"]
         # The allocator rounds every tensor up to 512 bytes.
         if measured > declared + 512 * 64:
             self.flags.append(f"workspace: declares {declared} bytes, holds {measured} bytes")
@@ -148,7 +193,11 @@ class Row:
                 "plan": "outside, once for all sets; its time is plan_s",
                 "layout": "converted outside",
                 **self.prepared.ledger,
+                **self.fields.get("ledger", {}),
             }
+            why = self.trial.damage(staged)
+            if why:
+                self.end("wrong", f"timed launches: {why}")
 
         return self.attempt(work, "time")
 
@@ -224,29 +273,34 @@ class Row:
         self.attempt(work, "power")
 
     def check_timed(self, stage: Stage) -> None:
-        """Soil every output, launch once more as was timed, and judge the first and the last set."""
+        """Soil every output, launch once more as was timed; scan all sets, and judge the first, the last and one more."""
 
         def work() -> None:
             staged = stage()
             assert self.timer is not None
             for layer in range(staged.num_layers):
                 staged.soil(layer)
-            judged_layers = sorted({0, self.timer.num_sets - 1})
-            self.timer.relaunch(judged_layers)
-            self.device.synchronize()
+            last = self.timer.num_sets - 1
+            judged_layers = sorted({0, last, random.Random(self.case.digest).randint(0, last)})
+            launched = self.timer.relaunch(judged_layers)
+            self.fields.setdefault("check", {})["timed"] = {}
+            why = self.trial.look(staged, launched) or self.trial.late()
+            if why:
+                self.end("wrong", f"timed launches: {why}")
+            scanned = staged.scan(launched)
+            if scanned:
+                self.end("wrong", f"timed launches, {scanned}")
             for layer in judged_layers:
-                judged = staged.judge(layer, self.entry.impl.quantises)
-                self.fields.setdefault("check", {})["timed"] = judged.to_json()
-                if not judged.passed:
-                    self.end("wrong", f"timed launches, set {layer}: {judged.reason}")
-                    return
+                reason = self._judge(staged, layer, "timed") if self.status == "ok" else None
+                if reason:
+                    self.end("wrong", f"timed launches, set {layer}: {reason}")
 
         if self.entry.impl.role != "reader":
             self.attempt(work, "check of timed launches")
 
     def release(self) -> None:
         """Let go of workspace and graphs."""
-        self.prepared = self.timer = None
+        self.prepared = self.timer = self.trial = None
 
 
 def _append_reading(nvml: Nvml, readings: list[Reading]) -> None:

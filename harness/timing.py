@@ -41,8 +41,8 @@ class Timer(Protocol):
     def visit(self, during: Callable[[], None] | None = None) -> float:
         """Return the median seconds a launch over one visit; `during` is called while the device works."""
 
-    def relaunch(self, sets: Sequence[int]) -> None:
-        """Launch again, in the way that is timed, at least on these sets of inputs."""
+    def relaunch(self, sets: Sequence[int]) -> Sequence[int]:
+        """Launch again, in the way that is timed, at least on these sets of inputs; return on which."""
 
     def second_opinion(self) -> float | None:
         """Seconds a launch by another way than `visit`, or None where there is none."""
@@ -106,8 +106,9 @@ class StreamTimer:
     def visit(self, during: Callable[[], None] | None = None) -> float:
         return _between_events(self._replay, self._estimate, during) / self._per_replay
 
-    def relaunch(self, sets: Sequence[int]) -> None:
+    def relaunch(self, sets: Sequence[int]) -> Sequence[int]:
         self._replay()
+        return range(self.num_sets)
 
     def second_opinion(self) -> float | None:
         return _by_wall_clock(self._replay) / self._per_replay
@@ -134,8 +135,9 @@ class GraphTimer:
     def visit(self, during: Callable[[], None] | None = None) -> float:
         return _between_events(self._graph.replay, self._estimate, during) / self._per_replay
 
-    def relaunch(self, sets: Sequence[int]) -> None:
+    def relaunch(self, sets: Sequence[int]) -> Sequence[int]:
         self._graph.replay()
+        return range(self.num_sets)
 
     def second_opinion(self) -> float | None:
         if self._estimate > LONG_S:
@@ -231,9 +233,10 @@ class WallTimer:
             total += samples[-1]
         return statistics.median(samples)
 
-    def relaunch(self, sets: Sequence[int]) -> None:
+    def relaunch(self, sets: Sequence[int]) -> Sequence[int]:
         for index in sets:
             self._sets[index]()
+        return sets
 
     def second_opinion(self) -> float | None:
         return None

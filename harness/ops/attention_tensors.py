@@ -1,26 +1,24 @@
-"""Paged attention: its tensors, from a case to what a kernel is given and how its answer is judged."""
+"""Paged attention: its tensors in canonical order, from a case to truth. What a kernel is given: attention_staged.py."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from harness import hazards as hz
-from harness.check import Verdict, fill_unwritten, judge_attention
+from harness.guards import Guarded, empty
 from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
+from harness.ops.attention_staged import StagedAttention, make_step
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import Layout
-from harness.registry import PreparedReader
+from harness.ops.needles import num_rounds, plant
 from harness.truth import AttentionTruth, attention_truth
-
-NAN = float("nan")
-#: exp of it is beyond f32: one needle in eight has it, so that a kernel which subtracts no maximum shows.
-OVERFLOWING_SCORE = 100.0
 
 
 class AttentionOperator:
@@ -57,23 +55,18 @@ class AttentionOperator:
         """
         rng = np.random.default_rng(hz.seed_of(case.digest, hazards))
         tables = hz.deal_blocks(case.blocks_per_seq, case.num_blocks, rng)
-        step = make_step(tables, np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32), device)
         used = _slots_in_use(case, tables, device)
-        made = [_make_layer(case, hazards, step, used, layer, device) for layer in range(layers)]
-        return AttentionInputs(case=case, hazards=hazards, step=step, layers=made)
+        if hazards.foreign:
+            tables = hz.foreign_entries(tables, case.blocks_per_seq)
+        step, held = make_step(tables, np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32), device)
+        inputs = AttentionInputs(case=case, hazards=hazards, step=step, layers=[], held=held)
+        for layer in range(layers):
+            inputs.layers.append(_make_layer(inputs, used, layer, f" of set {layer}" if layers > 1 else ""))
+        return inputs
 
-
-def make_step(tables: np.ndarray, seq_lens: np.ndarray, query_start_loc: np.ndarray, device: str) -> AttentionStep:
-    """Return the step of these host arrays, copied to the device."""
-    on_device = [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in (tables, seq_lens, query_start_loc)]
-    return AttentionStep(
-        block_tables=on_device[0],
-        seq_lens=on_device[1],
-        query_start_loc=on_device[2],
-        host_block_tables=tables,
-        host_seq_lens=seq_lens,
-        host_query_start_loc=query_start_loc,
-    )
+    def rounds(self, case: AttentionCase, hazards: Hazards) -> int:
+        """Sets of needles that it takes to reach every block."""
+        return num_rounds(case) if hazards.needles else 1
 
 
 def _slots_in_use(case: AttentionCase, tables: np.ndarray, device: str) -> torch.Tensor:
@@ -88,89 +81,51 @@ def _slots_in_use(case: AttentionCase, tables: np.ndarray, device: str) -> torch
 
 
 @dataclasses.dataclass
-class _Layer:
+class Layer:
+    """One set of canonical tensors; `held` are their allocations, in this order."""
+
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
+    held: Sequence[Guarded]
     truth: AttentionTruth | None = None
     checksum: int | None = None
 
 
-def _make_layer(
-    case: AttentionCase, hazards: Hazards, step: AttentionStep, used: torch.Tensor, layer: int, device: str
-) -> _Layer:
+def _make_layer(inputs: AttentionInputs, used: torch.Tensor, layer: int, of: str) -> Layer:
+    case, hazards, device = inputs.case, inputs.hazards, used.device
     generator = torch.Generator(device=device).manual_seed(hz.seed_of(case.digest, hazards, layer))
     dtype = torch_dtype(case.dtype)
+    held: list[Guarded] = []
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+    def normal(name: str, *shape: int) -> torch.Tensor:
+        tensor, guarded = empty(name + of, shape, dtype, device)
+        held.append(guarded)
+        return tensor.normal_(generator=generator)
 
     pool = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
-    query, key, value = normal(case.num_tokens, case.num_q_heads, case.head_dim), normal(*pool), normal(*pool)
-    unused = ~used[:, None, :, None]
-    if hazards.fill == "nan":
-        key.masked_fill_(unused, NAN)
-        value.masked_fill_(unused, NAN)
-    else:
-        value.masked_fill_(unused, hz.DECOY_VALUE)
+    query = normal("query", case.num_tokens, case.num_q_heads, case.head_dim)
+    key, value = normal("key_cache", *pool), normal("value_cache", *pool)
+    hz.poison(key, value, ~used, hazards.fill)
     if hazards.needles:
-        _plant_needles(case, step, query, key)
-    return _Layer(query, key, value)
-
-
-def _plant_needles(case: AttentionCase, step: AttentionStep, query: torch.Tensor, key: torch.Tensor) -> None:
-    """Overwrite keys so that they point along a row's query, with a score of about log(seq_len) + 6 or of 100; see hazards.py.
-
-    Of a long chunk of query tokens only some get needles, so that most keys stay plain. The slot just past the end of
-    each sequence gets one too: a decoy for whoever reads a token too many.
-    """
-    rows, heads, blocks, offsets, decoys = [], [], [], [], []
-    for seq, (seq_len, q_len) in enumerate(zip(case.seq_lens, case.q_lens, strict=True)):
-        tokens = _needle_tokens(seq_len, q_len, case.group)
-        for token in tokens:
-            num_visible = seq_len - q_len + token + 1
-            positions = hz.needle_positions(num_visible, case.block_size, case.num_q_heads, seq * case.num_q_heads)
-            if seq_len % case.block_size:
-                positions = np.append(positions, np.full(case.num_kv_heads, seq_len))
-            head = np.append(np.arange(case.num_q_heads), np.arange(case.num_kv_heads) * case.group)[: len(positions)]
-            rows.append(np.full(len(head), case.query_starts[seq] + token))
-            heads.append(head)
-            blocks.append(step.host_block_tables[seq, positions // case.block_size].astype(np.int64))
-            offsets.append(positions % case.block_size)
-            decoys.append(positions == seq_len)
-    if not rows:
-        return
-    row, head, block, offset, decoy = (np.concatenate(part) for part in (rows, heads, blocks, offsets, decoys))
-    kv_head = head // case.group
-    # One writer a slot, or the bytes would depend on the order of the scatter.
-    flat = (block * case.num_kv_heads + kv_head) * case.block_size + offset
-    first = np.unique(flat, return_index=True)[1]
-    index = [torch.from_numpy(part[first]).to(key.device) for part in (row, head, block, kv_head, offset)]
-    direction = query[index[0], index[1]].float()
-    seq_of_row = np.searchsorted(np.array(case.query_starts), row[first], side="right") - 1
-    scores = np.log(np.maximum(np.array(case.seq_lens)[seq_of_row], 1)) + 6.0
-    scores[::8] = OVERFLOWING_SCORE
-    scores[decoy[first]] = OVERFLOWING_SCORE + 3.0  # above whatever needle its row has
-    score = torch.from_numpy(scores).to(key.device)
-    length = score.float() / (case.softmax_scale * direction.square().sum(-1).clamp_min(1e-6))
-    key[index[2], index[3], index[4]] = (direction * length[:, None]).to(key.dtype)
-
-
-def _needle_tokens(seq_len: int, q_len: int, group: int) -> list[int]:
-    """The query tokens of a sequence whose rows get needles: those that see a key, at most one in eight keys taken."""
-    first = max(q_len - seq_len, 0)
-    count = min(q_len - first, max(1, seq_len // (8 * group)))
-    return sorted({int(token) for token in np.linspace(first, q_len - 1, count)}) if count > 0 else []
+        inputs.needles |= plant(case, inputs.step, query, key, value, layer)
+    return Layer(query, key, value, held)
 
 
 @dataclasses.dataclass
 class AttentionInputs:
-    """Canonical tensors of a case, `layers` sets under one step."""
+    """Canonical tensors of a case, `layers` sets under one step.
+
+    held       allocations of the step's tensors
+    needles    (sequence, number of its block) of every needle in any layer
+    """
 
     case: AttentionCase
     hazards: Hazards
     step: AttentionStep
-    layers: list[_Layer]
+    layers: list[Layer]
+    held: Sequence[Guarded]
+    needles: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
     @property
     def num_layers(self) -> int:
@@ -184,26 +139,25 @@ class AttentionInputs:
         return made.truth
 
     def stage(self, layout: Layout) -> StagedAttention:
-        """Convert every layer to `layout` (HND is not copied) and make poisoned outputs."""
-        caches = [self._arrange(layer, layout) for layer in self.layers]
-        outs = [torch.empty_like(layer.query) for layer in self.layers]
-        lses = [layer.query.new_empty(layer.query.shape[:2], dtype=torch.float32) for layer in self.layers]
-        return StagedAttention(inputs=self, layout=layout, caches=caches, outs=outs, lses=lses)
+        """Convert every layer to `layout` (HND is not copied) and make outputs, all between canaries."""
+        return StagedAttention(self, layout)
 
-    def _arrange(self, layer: _Layer, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    def arrange(self, layer: Layer, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one layer in `layout`."""
         if layout.paged:
             return layout.arrange(layer.key, layer.value)
         return self._unpage(layer.key), self._unpage(layer.value)
 
     def _unpage(self, pool: torch.Tensor) -> torch.Tensor:
-        """[num_seqs, max_len, num_kv_heads, head_dim]; what no sequence holds is poisoned as in the pool."""
+        """[num_seqs, max_len, num_kv_heads, head_dim]; last blocks keep their poison, and behind them lies as bad."""
         case = self.case
-        fill = NAN if self.hazards.fill == "nan" else hz.DECOY_VALUE
+        fill = math.nan if self.hazards.fill == "nan" else hz.DECOY_VALUE
         shape = (case.num_seqs, max(case.max_seq_len, 1), case.num_kv_heads, case.head_dim)
         unpaged = torch.full(shape, fill, dtype=pool.dtype, device=pool.device)
-        for seq, (seq_len, num_blocks) in enumerate(zip(case.seq_lens, case.blocks_per_seq, strict=True)):
+        for seq, num_blocks in enumerate(case.blocks_per_seq):
             blocks = pool[self.step.block_tables[seq, :num_blocks].long()]
-            unpaged[seq, :seq_len] = blocks.transpose(1, 2).reshape(-1, *shape[2:])[:seq_len]
+            tokens = blocks.transpose(1, 2).reshape(-1, *shape[2:])[: shape[1]]
+            unpaged[seq, : len(tokens)] = tokens
         return unpaged
 
     def checksum(self, layer: int) -> int:
@@ -213,7 +167,7 @@ class AttentionInputs:
             made.checksum = self._sum_words(made)
         return made.checksum
 
-    def _sum_words(self, layer: _Layer) -> int:
+    def _sum_words(self, layer: Layer) -> int:
         case, step = self.case, self.step
         total = torch.zeros((), dtype=torch.int64, device=layer.key.device)
         for pool in (layer.key, layer.value):
@@ -222,39 +176,3 @@ class AttentionInputs:
                 tokens = blocks.transpose(1, 2).reshape(-1, case.num_kv_heads * case.head_dim)[:seq_len].contiguous()
                 total += tokens.view(torch.int32).sum(dtype=torch.int64)
         return int(total) % 2**32
-
-
-@dataclasses.dataclass
-class StagedAttention:
-    """Tensors in one layout, as launch takes them, and the judge of what it leaves."""
-
-    inputs: AttentionInputs
-    layout: Layout
-    caches: list[tuple[torch.Tensor, torch.Tensor]]
-    outs: list[torch.Tensor]
-    lses: list[torch.Tensor]
-
-    @property
-    def step(self) -> AttentionStep:
-        return self.inputs.step
-
-    @property
-    def num_layers(self) -> int:
-        return self.inputs.num_layers
-
-    def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
-        return (self.inputs.layers[layer].query, *self.caches[layer], self.outs[layer], self.lses[layer])
-
-    def soil(self, layer: int) -> None:
-        fill_unwritten(self.outs[layer])
-        fill_unwritten(self.lses[layer])
-
-    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
-        truth = self.inputs.truth(layer)
-        return judge_attention(self.outs[layer], self.lses[layer], truth, quantises=quantises)
-
-    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
-        got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32
-        want = self.inputs.checksum(layer)
-        reason = None if got == want else f"the checksum of what was read is {got:#010x}, of what is there {want:#010x}"
-        return Verdict(passed=got == want, num_rows=1, num_failed=int(got != want), reason=reason, got=got, want=want)

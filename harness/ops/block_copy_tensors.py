@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from harness.check import Verdict, judge_exact
+from harness.guards import Guarded, house, seal
 from harness.hazards import Hazards, seed_of
 from harness.ops.block_copy import BlockCopyCase, BlockCopySpec, BlockCopyStep
 from harness.ops.dtypes import torch_dtype
@@ -38,14 +39,18 @@ class BlockCopyOperator:
         """Make `layers` sets, each of case.num_layers pairs of caches full of random bits."""
         rng = np.random.default_rng(seed_of(case.digest, hazards))
         copies = _copies(case, rng)
-        step = BlockCopyStep(copies=torch.from_numpy(copies).to(device), host_copies=copies)
+        (on_device,), held = house({"copies": torch.from_numpy(copies).to(device)})
+        step = BlockCopyStep(copies=on_device, host_copies=copies)
         dtype = torch_dtype(case.dtype)
         pool = (2 * case.num_layers, case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
         sets = []
         for layer in range(layers):
             generator = torch.Generator(device=device).manual_seed(seed_of(case.digest, hazards, layer))
             sets.append(torch.empty(pool, dtype=dtype, device=device).normal_(generator=generator))
-        return BlockCopyInputs(case=case, step=step, sets=sets)
+        return BlockCopyInputs(case=case, step=step, sets=sets, held=held)
+
+    def rounds(self, case: BlockCopyCase, hazards: Hazards) -> int:
+        return 1
 
 
 def _copies(case: BlockCopyCase, rng: np.random.Generator) -> np.ndarray:
@@ -59,11 +64,15 @@ def _copies(case: BlockCopyCase, rng: np.random.Generator) -> np.ndarray:
 
 @dataclasses.dataclass
 class BlockCopyInputs:
-    """Canonical caches before the copy: sets of [2 * num_layers, num_blocks, num_kv_heads, block_size, head_dim]."""
+    """Canonical caches before the copy: sets of [2 * num_layers, num_blocks, num_kv_heads, block_size, head_dim].
+
+    held    the step's allocation
+    """
 
     case: BlockCopyCase
     step: BlockCopyStep
     sets: list[torch.Tensor]
+    held: Sequence[Guarded]
 
     @property
     def num_layers(self) -> int:
@@ -75,17 +84,37 @@ class BlockCopyInputs:
         return [layout.arrange(pools[2 * layer], pools[2 * layer + 1]) for layer in range(self.case.num_layers)]
 
     def stage(self, layout: Layout) -> StagedBlockCopy:
-        """Copy every set into `layout`; a launch changes the copy only."""
-        return StagedBlockCopy(self, layout, [self.arrange(index, layout) for index in range(len(self.sets))])
+        """Copy every set into `layout`, all between canaries; a launch changes the copy only."""
+        return StagedBlockCopy(self, layout)
 
 
-@dataclasses.dataclass
 class StagedBlockCopy:
-    """Caches in one layout, as launch takes them, and the judge of what it leaves."""
+    """Caches in one layout, as launch takes them, and the judge of what it leaves.
 
-    inputs: BlockCopyInputs
-    layout: Layout
-    caches: list[list[tuple[torch.Tensor, torch.Tensor]]]
+    read, written    all allocations that launches read, sealed, and that they write
+    caches           of every set, (key_cache, value_cache) of every model layer
+    """
+
+    def __init__(self, inputs: BlockCopyInputs, layout: Layout) -> None:
+        self.inputs, self.layout = inputs, layout
+        self.read: list[Guarded] = [*inputs.held]
+        self.written: list[Guarded] = []
+        self._outputs: list[list[Guarded]] = []
+        self.caches: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        for index in range(inputs.num_layers):
+            self._add(index, f" of set {index}" if inputs.num_layers > 1 else "")
+        seal(self.read)
+
+    def _add(self, index: int, of: str) -> None:
+        pairs, outputs = [], []
+        for layer, (key, value) in enumerate(self.inputs.arrange(index, self.layout)):
+            names = [f"{name}_cache of layer {layer}{of}" for name in ("key", "value")]
+            (key, value), written = house(dict(zip(names, (key, value), strict=True)))
+            pairs.append((key, value))
+            outputs += written
+        self.caches.append(pairs)
+        self._outputs.append(outputs)
+        self.written += outputs
 
     @property
     def step(self) -> BlockCopyStep:
@@ -98,6 +127,21 @@ class StagedBlockCopy:
     def arguments(self, layer: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         keys, values = zip(*self.caches[layer], strict=True)
         return keys, values
+
+    def outputs(self, layer: int) -> Sequence[Guarded]:
+        return self._outputs[layer]
+
+    def wild_step(self) -> None:
+        """There is none: every pair is copied."""
+
+    def renew(self) -> bool:
+        return False
+
+    def coverage(self) -> Mapping[str, int]:
+        return {}
+
+    def scan(self, layers: Sequence[int]) -> None:
+        """There is nothing that every copy leaves so: a cache may hold anything."""
 
     def soil(self, layer: int) -> None:
         """Put the caches back as they were, so that a copy left undone shows."""

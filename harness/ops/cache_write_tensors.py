@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from harness.check import Verdict, judge_exact
+from harness.guards import Guarded, house, seal
 from harness.hazards import Hazards, seed_of
 from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
 from harness.ops.dtypes import torch_dtype
@@ -37,12 +38,16 @@ class CacheWriteOperator:
         """Make new tokens, [num_tokens, num_kv_heads, head_dim], and a cache full of random bits for each layer."""
         rng = np.random.default_rng(seed_of(case.digest, hazards))
         slots = _slots(case, rng)
-        step = CacheWriteStep(slot_mapping=torch.from_numpy(slots).to(device), host_slot_mapping=slots)
+        (on_device,), held = house({"slot_mapping": torch.from_numpy(slots).to(device)})
+        step = CacheWriteStep(slot_mapping=on_device, host_slot_mapping=slots)
         made = []
         for layer in range(layers):
             generator = torch.Generator(device=device).manual_seed(seed_of(case.digest, hazards, layer))
             made.append(_make_layer(case, generator, device))
-        return CacheWriteInputs(case=case, step=step, layers=made)
+        return CacheWriteInputs(case=case, step=step, layers=made, held=held)
+
+    def rounds(self, case: CacheWriteCase, hazards: Hazards) -> int:
+        return 1
 
 
 def _slots(case: CacheWriteCase, rng: np.random.Generator) -> np.ndarray:
@@ -71,20 +76,20 @@ def _make_layer(case: CacheWriteCase, generator: torch.Generator, device: str) -
 
 @dataclasses.dataclass
 class CacheWriteInputs:
-    """Canonical tensors: key, value, and the caches before the write, a layer each."""
+    """Canonical tensors: key, value, and the caches before the write, a layer each; `held` is the step's allocation."""
 
     case: CacheWriteCase
     step: CacheWriteStep
     layers: list[tuple[torch.Tensor, ...]]
+    held: Sequence[Guarded]
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     def stage(self, layout: Layout) -> StagedCacheWrite:
-        """Copy the caches into `layout`; a launch changes the copy only."""
-        caches = [layout.arrange(layer[2].clone(), layer[3].clone()) for layer in self.layers]
-        return StagedCacheWrite(inputs=self, layout=layout, caches=caches)
+        """Copy the caches into `layout`, all between canaries; a launch changes the copy only."""
+        return StagedCacheWrite(self, layout)
 
     def expected(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Both caches, canonical, as they must be after the write."""
@@ -98,13 +103,28 @@ class CacheWriteInputs:
         return wanted[0], wanted[1]
 
 
-@dataclasses.dataclass
 class StagedCacheWrite:
-    """Tensors in one layout, as launch takes them, and the judge of what it leaves."""
+    """Tensors in one layout, as launch takes them, and the judge of what it leaves.
 
-    inputs: CacheWriteInputs
-    layout: Layout
-    caches: list[tuple[torch.Tensor, torch.Tensor]]
+    read, written    all allocations that launches read, sealed, and that they write
+    """
+
+    def __init__(self, inputs: CacheWriteInputs, layout: Layout) -> None:
+        self.inputs, self.layout = inputs, layout
+        self.read: list[Guarded] = [*inputs.held]
+        self.written: list[Guarded] = []
+        self._outputs: list[list[Guarded]] = []
+        self._arguments: list[tuple[torch.Tensor, ...]] = []
+        for index, (key, value, *caches) in enumerate(inputs.layers):
+            of = f" of set {index}" if len(inputs.layers) > 1 else ""
+            new, read = house({"key" + of: key, "value" + of: value})
+            key_cache, value_cache = layout.arrange(*caches)
+            housed, written = house({"key_cache" + of: key_cache, "value_cache" + of: value_cache})
+            self._arguments.append((*new, *housed))
+            self.read += read
+            self.written += written
+            self._outputs.append(written)
+        seal(self.read)
 
     @property
     def step(self) -> CacheWriteStep:
@@ -115,17 +135,32 @@ class StagedCacheWrite:
         return self.inputs.num_layers
 
     def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
-        return (*self.inputs.layers[layer][:2], *self.caches[layer])
+        return self._arguments[layer]
+
+    def outputs(self, layer: int) -> Sequence[Guarded]:
+        return self._outputs[layer]
+
+    def wild_step(self) -> None:
+        """There is none: every slot is written."""
+
+    def renew(self) -> bool:
+        return False
+
+    def coverage(self) -> Mapping[str, int]:
+        return {}
+
+    def scan(self, layers: Sequence[int]) -> None:
+        """There is nothing that every write leaves so: a cache may hold anything."""
 
     def soil(self, layer: int) -> None:
         """Put the caches back as they were, so that a write left undone shows."""
         arranged = self.layout.arrange(*self.inputs.layers[layer][2:])
-        for cache, before in zip(self.caches[layer], arranged, strict=True):
+        for cache, before in zip(self._arguments[layer][2:], arranged, strict=True):
             cache.copy_(before)
 
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         """Every element, written or untouched, bit for bit."""
-        got = self.layout.restore(*self.caches[layer])
+        got = self.layout.restore(*self._arguments[layer][2:])
         for name, cache, want in zip(("key_cache", "value_cache"), got, self.inputs.expected(layer), strict=True):
             verdict = judge_exact(cache, want, name)
             if not verdict.passed:

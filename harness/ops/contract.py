@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from harness.check import Verdict
+    from harness.guards import Guarded
     from harness.hazards import Hazards
     from harness.ops.case import Case
     from harness.ops.layouts import Layout
@@ -14,13 +15,39 @@ if TYPE_CHECKING:
 
 
 class Staged(Protocol):
-    """The tensors of one case in one layout: `num_layers` sets with other data behind other addresses, under one step."""
+    """The tensors of one case in one layout: `num_layers` sets with other data behind other addresses, under one step.
 
-    step: Any
-    num_layers: int
+    read, written    allocations of what launches only read, sealed, and of what they write
+    """
+
+    @property
+    def step(self) -> Any:
+        """What `plan` takes."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many sets."""
+
+    read: list[Guarded]
+    written: list[Guarded]
 
     def arguments(self, layer: int) -> tuple[Any, ...]:
         """What `launch` takes for this layer; the same tensors each time."""
+
+    def outputs(self, layer: int) -> Sequence[Guarded]:
+        """Allocations of what a launch on this layer writes."""
+
+    def wild_step(self) -> Any | None:
+        """Return the step with ids of no block wherever none may be looked up, or None where it has no such place."""
+
+    def coverage(self) -> Mapping[str, int]:
+        """What of the case these sets put to the test, for the record."""
+
+    def scan(self, layers: Sequence[int]) -> str | None:
+        """Say which elements of these layers no right launch leaves so, without a truth; None where there are none."""
+
+    def renew(self) -> bool:
+        """Give the launches to come outputs of their own; False where outputs are too large for that."""
 
     def soil(self, layer: int) -> None:
         """Pre-fill what a launch must write, so that an element left unwritten shows."""
@@ -35,7 +62,9 @@ class Staged(Protocol):
 class Inputs(Protocol):
     """The tensors of one case in canonical order, before any layout."""
 
-    num_layers: int
+    @property
+    def num_layers(self) -> int:
+        """How many sets."""
 
     def stage(self, layout: Layout) -> Staged:
         """Convert to a layout; outside every timed region."""
@@ -49,3 +78,6 @@ class Operator(Protocol):
 
     def build(self, case: Case, hazards: Hazards, *, layers: int, device: str) -> Inputs:
         """Make `layers` sets of tensors; equal cases give equal bytes on equal devices."""
+
+    def rounds(self, case: Case, hazards: Hazards) -> int:
+        """How many sets a check of this family takes."""

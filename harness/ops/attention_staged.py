@@ -1,0 +1,140 @@
+"""Paged attention: the tensors that a kernel is given, in its layout, and the judge of what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from harness import hazards as hz
+from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
+from harness.guards import Guarded, empty, house, seal
+from harness.ops.attention import AttentionStep
+from harness.ops.layouts import HND, Layout
+from harness.registry import PreparedReader
+
+if TYPE_CHECKING:
+    from harness.ops.attention_tensors import AttentionInputs, Layer
+
+
+class StagedAttention:
+    """Tensors in one layout, as launch takes them.
+
+    read, written    all allocations that launches read, sealed, and that they write
+    caches           (key_cache, value_cache) of every layer; outs, lses likewise
+    """
+
+    def __init__(self, inputs: AttentionInputs, layout: Layout) -> None:
+        self.inputs, self.layout = inputs, layout
+        self.caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.outs: list[torch.Tensor] = []
+        self.lses: list[torch.Tensor] = []
+        self.read: list[Guarded] = [*inputs.held]
+        self.written: list[Guarded] = []
+        for index, layer in enumerate(inputs.layers):
+            self._add(layer, self._of(index))
+        self.renew()
+        seal(self.read)
+
+    def _of(self, index: int) -> str:
+        return f" of set {index}" if len(self.inputs.layers) > 1 else ""
+
+    def _add(self, layer: Layer, of: str) -> None:
+        if self.layout is HND:
+            self.caches.append((layer.key, layer.value))
+            self.read += layer.held
+        else:
+            key, value = self.inputs.arrange(layer, self.layout)
+            (key, value), held = house({"key_cache" + of: key, "value_cache" + of: value})
+            self.caches.append((key, value))
+            self.read += [layer.held[0], *held]
+
+    def renew(self) -> bool:
+        self.outs, self.lses, self.written = [], [], []
+        for index, layer in enumerate(self.inputs.layers):
+            query, of = layer.query, self._of(index)
+            out, of_out = empty("out" + of, query.shape, query.dtype, query.device)
+            lse, of_lse = empty("lse" + of, query.shape[:2], torch.float32, query.device)
+            self.outs.append(out)
+            self.lses.append(lse)
+            self.written += [of_out, of_lse]
+        return True
+
+    @property
+    def step(self) -> AttentionStep:
+        return self.inputs.step
+
+    @property
+    def num_layers(self) -> int:
+        return self.inputs.num_layers
+
+    def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return (self.inputs.layers[layer].query, *self.caches[layer], self.outs[layer], self.lses[layer])
+
+    def outputs(self, layer: int) -> Sequence[Guarded]:
+        return self.written[2 * layer : 2 * layer + 2]
+
+    def soil(self, layer: int) -> None:
+        fill_unwritten(self.outs[layer])
+        fill_unwritten(self.lses[layer])
+
+    def wild_step(self) -> AttentionStep:
+        """The same step with ids of no block in unused table entries, on which an access is illegal."""
+        case, step = self.inputs.case, self.step
+        wild = hz.wild_entries(step.host_block_tables, case.blocks_per_seq, case.num_blocks)
+        return make_step(wild, step.host_seq_lens, step.host_query_start_loc, str(step.seq_lens.device))[0]
+
+    def coverage(self) -> Mapping[str, int]:
+        """How many blocks had a needle, of how many, in how many rounds; empty where there are no needles."""
+        if not self.inputs.hazards.needles:
+            return {}
+        return {
+            "needle_rounds": self.num_layers,
+            "needle_blocks": len(self.inputs.needles),
+            "blocks": sum(self.inputs.case.blocks_per_seq),
+        }
+
+    def scan(self, layers: Sequence[int]) -> str | None:
+        """Say what no right launch leaves in these layers: elements never written or not finite; None where there is none."""
+        rules = (
+            ("outputs were never written", [is_unwritten(self.outs[layer]).sum() for layer in layers]),
+            ("outputs are not finite", [(~self.outs[layer].isfinite()).sum() for layer in layers]),
+            ("LSE were never written", [is_unwritten(self.lses[layer]).sum() for layer in layers]),
+            ("LSE are NaN or +inf", [(~(self.lses[layer] < torch.inf)).sum() for layer in layers]),
+        )
+        counts = torch.stack([torch.stack(found) for _, found in rules]).tolist()
+        for (rule, _), found in zip(rules, counts, strict=True):
+            for layer, count in zip(layers, found, strict=True):
+                if count:
+                    return f"set {layer}: {count} {rule}"
+        return None
+
+    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
+        truth = self.inputs.truth(layer)
+        return judge_attention(self.outs[layer], self.lses[layer], truth, quantises=quantises)
+
+    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
+        got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32
+        want = self.inputs.checksum(layer)
+        reason = None if got == want else f"the checksum of what was read is {got:#010x}, of what is there {want:#010x}"
+        return Verdict(passed=got == want, num_rows=1, num_failed=int(got != want), reason=reason, got=got, want=want)
+
+
+def make_step(
+    tables: np.ndarray, seq_lens: np.ndarray, query_start_loc: np.ndarray, device: str
+) -> tuple[AttentionStep, list[Guarded]]:
+    """Return the step of these host arrays, copied to the device between canaries."""
+    host = {"block_tables": tables, "seq_lens": seq_lens, "query_start_loc": query_start_loc}
+    on_device = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in host.items()}
+    housed, held = house(on_device)
+    step = AttentionStep(
+        block_tables=housed[0],
+        seq_lens=housed[1],
+        query_start_loc=housed[2],
+        host_block_tables=tables,
+        host_seq_lens=seq_lens,
+        host_query_start_loc=query_start_loc,
+    )
+    return step, held

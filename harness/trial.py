@@ -1,0 +1,94 @@
+"""Launches under guard: whatever a launch does besides its outputs' values is found here, and said in one sentence.
+
+    guard: wrote 16 bytes past the end of workspace[0]
+    changed its input: key_cache
+    out, lse changed after the launch had ended
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from harness.device import Device
+from harness.guards import Guarded, broken, changed, hashes, watch
+from harness.ops.contract import Staged
+
+#: Seconds after which a launch must have left its outputs alone: a host thread that finishes the work would be late.
+LATE_S = 0.05
+#: Cycles for which the current stream is busy before a launch, some milliseconds: work on another stream, which does not
+#: wait, then writes before outputs are soiled.
+SPIN_CYCLES = 5_000_000
+
+
+@dataclasses.dataclass
+class Trial:
+    """The launches of one prepared implementation.
+
+    workspaces    what it took through harness.guards.workspace
+    damaged       whether a launch has changed an input, which must be restored before anyone else reads it
+    """
+
+    device: Device
+    workspaces: list[Guarded]
+    prepared: Any = None
+    damaged: bool = False
+    _seen: list[tuple[Sequence[Guarded], list[int], float]] = dataclasses.field(default_factory=list)
+
+    @property
+    def guard_bytes(self) -> int:
+        """What guards add to the memory of workspaces."""
+        return sum(len(guarded.buffer) - guarded.size for guarded in self.workspaces)
+
+    def plan(self, step: Any) -> None:
+        with watch(self.workspaces):
+            self.prepared.plan(step)
+
+    def launch(self, staged: Staged, layer: int) -> None:
+        """Soil the outputs of one layer and launch on it, behind work that keeps the current stream busy."""
+        if self.device.kind == "cuda":
+            torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+        reused = staged.outputs(layer)[0]
+        self._seen = [seen for seen in self._seen if reused not in seen[0]]
+        staged.soil(layer)
+        self.prepared.launch(*staged.arguments(layer))
+
+    def look(self, staged: Staged, layers: Sequence[int]) -> str | None:
+        """Wait for what was launched on these layers; return what is wrong besides the values, or None.
+
+        The launch has ended when its stream has: outputs must not change from then on, which `late` looks at again.
+        """
+        outputs = [guarded for layer in layers for guarded in staged.outputs(layer)]
+        ended = hashes(outputs)  # enqueued behind the launch, on its stream
+        if self.device.kind == "cuda":
+            torch.cuda.current_stream().synchronize()
+        self._seen.append((outputs, ended.tolist(), time.perf_counter()))
+        self.device.synchronize()
+        return self._changed_since(*self._seen[-1][:2]) or self.damage(staged)
+
+    def late(self) -> str | None:
+        """Say whether outputs of a launch looked at changed later on; waits until LATE_S after the first of them."""
+        if self._seen:
+            time.sleep(max(0.0, self._seen[0][2] + LATE_S - time.perf_counter()))
+            self.device.synchronize()
+        found = [self._changed_since(outputs, ended) for outputs, ended, _ in self._seen]
+        self._seen = []
+        return next((why for why in found if why), None)
+
+    def _changed_since(self, outputs: Sequence[Guarded], ended: list[int]) -> str | None:
+        now = hashes(outputs).tolist()
+        names = [guarded.name for guarded, one, other in zip(outputs, ended, now, strict=True) if one != other]
+        return f"{', '.join(names)} changed after the launch had ended" if names else None
+
+    def damage(self, staged: Staged) -> str | None:
+        """Say which canary was written over or which input was changed, if any; canaries are made whole again."""
+        overrun = broken([*self.workspaces, *staged.read, *staged.written])
+        inputs = changed(staged.read)
+        self.damaged = self.damaged or bool(inputs)
+        if overrun:
+            return f"guard: {'; '.join(overrun)}"
+        return f"changed its input: {', '.join(inputs)}" if inputs else None
