@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Seconds of silence after which a worker is taken for hung. A first compilation of a large library may take minutes.
 STALL_S = 300.0
+#: Seconds between two looks at whether a silent worker still lives, and that a worker without a channel is given to end.
+LOOK_S = 2.0
 #: Bytes of a dead worker's output that its row's record quotes.
 LAST_WORDS = 2000
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.worker import main; main(int(sys.argv[2]))"
@@ -145,6 +148,14 @@ def lost_record(work: Work, facts: Mapping[str, Any], status: str, reason: str, 
     )
 
 
+def _signal(number: int) -> str:
+    """The name of a signal; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class _Worker:
     """One worker process, from its start to its end."""
 
@@ -189,7 +200,7 @@ class _Worker:
                 self._supervisor.facts["spent_s"] = message["done"]
                 return
             elif "lost" in message:
-                return
+                break
         if self.death is None:
             self.death = self._autopsy()
 
@@ -199,9 +210,7 @@ class _Worker:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             while True:
-                if not selector.select(self._supervisor.work.stall_s):
-                    self.kill()
-                    self.death = _Death("timeout", self._silence(), self._row)
+                if not self._wait(selector):
                     return
                 chunk = self._channel.read(1 << 16)
                 if not chunk:
@@ -209,12 +218,33 @@ class _Worker:
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from lines
 
+    def _wait(self, selector: selectors.BaseSelector) -> bool:
+        """Wait until there is something to read; False where the worker has ended or has been killed for its silence.
+
+        What a worker has started may outlive it with the channel open, so the channel's end is not the only sign.
+        """
+        patience = time.monotonic() + self._supervisor.work.stall_s
+        while not selector.select(max(0.0, min(LOOK_S, patience - time.monotonic()))):
+            if self._process.poll() is not None:
+                return bool(selector.select(0))  # its last lines may have come since
+            if time.monotonic() >= patience:
+                self.kill()
+                self.death = _Death("timeout", self._silence(), self._row)
+                return False
+        return True
+
     def _silence(self) -> str:
         return f"silent for {self._supervisor.work.stall_s:.0f} s in '{self._doing}', killed{self._last_words()}"
 
     def _autopsy(self) -> _Death:
-        code = self._process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        try:
+            code = self._process.wait(LOOK_S)
+            how = f"killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        except subprocess.TimeoutExpired:
+            self.kill()
+            how = "closed its channel and lived on, killed"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # whatever it started
         return _Death("failed", f"died in '{self._doing}': {how}{self._last_words()}", self._row)
 
     def _last_words(self) -> str:

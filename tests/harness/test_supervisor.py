@@ -1,0 +1,343 @@
+"""The parent never dies: whatever becomes of a worker is a record of its row, and all other rows are measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import supervisor
+from harness.names import UsageError
+from harness.ops.block_copy import BlockCopyCase
+from harness.ops.layouts import HND
+from harness.options import Options
+from harness.registry import Entry, Impl, load_file
+from harness.supervisor import Supervisor, Work
+
+HOUSE = Path(supervisor.__file__).parent.parent
+TINY = BlockCopyCase(
+    name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16
+)
+OTHER = BlockCopyCase(
+    name="copy.other", num_kv_heads=1, head_dim=16, block_size=4, num_copies=2, num_blocks=16
+)
+
+#: A worker that speaks as ours does and loads nothing; what it does at a row is that row's name.
+STAND_IN = """
+import ctypes, json, os, signal, sys, time
+
+channel = os.fdopen(int(sys.argv[2]), "w", buffering=1)
+asked = json.loads(sys.stdin.readline())
+
+def tell(**message):
+    channel.write(json.dumps(message) + "\\n")
+
+def record(row):
+    return json.dumps({
+        "schema": 1, "run": asked["run"], "suite": "s", "started_at": "t", "op": "block_copy", "case": row["case"],
+        "case_digest": "d", "shape": {}, "impl": row["entry"].split("[")[0], "layout": "HND", "status": "ok",
+        "device": "toy", "device_kind": "cpu", "toolchain": {}, "params": row["params"],
+    })
+
+def words(text, then):
+    print(text, file=sys.stderr, flush=True)
+    then()
+
+def hold_on():  # a child that keeps every descriptor
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(4)
+
+ACTS = {
+    "right": lambda: None,
+    "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "reads_nothing": lambda: ctypes.string_at(0),
+    "exit3": lambda: os._exit(3),
+    "exit0": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "real_time": lambda: os.kill(os.getpid(), 40),
+    "words": lambda: words("CUDA error: an illegal memory access\\nat row 7", lambda: os._exit(1)),
+    "binary": lambda: (os.write(2, b"\\xff\\xfe broken " * 1000), os._exit(1)),
+    "chatter": lambda: print("x" * (10 << 20), flush=True),
+    "hang": lambda: words("waiting for a lock", lambda: time.sleep(60)),
+    "closes": lambda: (os.close(channel.fileno()), time.sleep(60)),
+    "holds_on": hold_on,
+    "lost": lambda: (tell(lost="an illegal access"), os._exit(1)),
+    "gives_up": lambda: tell(error="--device cuda: there is none"),
+    "sleeps": lambda: time.sleep(60),
+}
+STARTS = {"exit5": lambda: words("no libtorch", lambda: os._exit(5)), "error": lambda: tell(error="no such device")}
+
+if asked["run"] in STARTS:
+    STARTS[asked["run"]]()
+tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
+if asked["run"] == "mute":
+    os._exit(6)
+for row in asked["rows"]:
+    tell(doing=f"check {row['case']} {row['entry']}", row=row["number"])
+    act = row["entry"].split("[")[0].removeprefix("toy.")
+    if act == "late":
+        tell(record=record(row), row=row["number"])
+        os._exit(7)
+    ACTS[act.rstrip("2")]()
+    tell(record=record(row), row=row["number"])
+tell(done={"check": 1.5})
+"""
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    monkeypatch.setattr(supervisor, "_START", STAND_IN)
+
+
+def entry(name, **fields):
+    return Entry(Impl(name=f"toy.{name}", op="block_copy", prepare="toys:prepare", **fields), HND)
+
+
+def work(*names, cases=(TINY,), run="r", stall_s=30.0, impl_files=()):
+    rows = [(case, entry(name)) for case in cases for name in names]
+    return Work(
+        options=Options(bench=False), device="cpu", run=run, impl_files=impl_files, rows=rows, stall_s=stall_s
+    )
+
+
+def outcomes(records):
+    return {(record.case, record.impl.removeprefix("toy.")): (record.status, record.reason) for record in records}
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(holds, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [
+        ("segv", "failed", "killed by SIGSEGV"),
+        ("reads_nothing", "failed", "killed by SIGSEGV"),
+        ("exit3", "failed", "ended with exit code 3; it left no last words"),
+        ("exit0", "failed", "ended with exit code 0; it left no last words"),
+        ("kill", "failed", "killed by SIGKILL"),
+        ("real_time", "failed", "killed by signal 40"),
+        ("words", "failed", "ended with exit code 1; last words: CUDA error: an illegal memory access\nat row 7"),
+        ("binary", "failed", "ended with exit code 1; last words: "),
+        ("lost", "failed", "ended with exit code 1"),
+        ("hang", "timeout", "silent for 1 s in 'check copy.tiny toy.hang[HND]', killed; last words: waiting for a lock"),
+        ("closes", "failed", "closed its channel"),
+        ("holds_on", "failed", "ended with exit code 4"),
+    ],
+)
+def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
+    """The record says how it died, at what, and quotes its last words; rows before and after are measured."""
+    begin = time.monotonic()
+    boss = Supervisor(work("right", name, "right2", cases=(TINY, OTHER), stall_s=1.0))
+    records = list(boss.records())
+    found = outcomes(records)
+
+    assert len(records) == len(found) == 6
+    for case in ("copy.tiny", "copy.other"):
+        assert found[case, "right"] == found[case, "right2"] == ("ok", None)
+        died, reason = found[case, name]
+        assert died == status
+        assert says.replace("copy.tiny", case) in reason
+        assert f"check {case} toy.{name}[HND]" in reason
+        assert len(reason) < 2 * supervisor.LAST_WORDS
+    assert boss.facts["spent_s"] == {"check": 1.5}
+    assert time.monotonic() - begin < 30
+
+
+def test_a_lost_record_is_as_full_as_can_be(stand_in):
+    """Case, shape, parameters, device and traffic are known without the worker."""
+    (record,) = Supervisor(work("exit3")).records()
+
+    assert (record.case, record.case_digest, record.shape) == (TINY.name, TINY.digest, TINY.to_json())
+    assert (record.device, record.device_kind, record.layout, record.role) == ("toy", "cpu", "HND", "implementation")
+    assert (record.traffic_bytes, record.flops, record.launch_s) == (TINY.traffic_bytes, 0, None)
+
+
+def test_a_death_after_a_record_loses_nothing(stand_in):
+    """A row that was recorded stays so; the next worker takes up the rest."""
+    found = outcomes(Supervisor(work("late", "right")).records())
+
+    assert found == {("copy.tiny", "late"): ("ok", None), ("copy.tiny", "right"): ("ok", None)}
+
+
+def test_a_worker_that_names_no_row_takes_its_case(stand_in):
+    """It dies after its start, before any row, each time: every case is told so, none is tried for ever."""
+    found = outcomes(Supervisor(work("right", "right2", cases=(TINY, OTHER), run="mute")).records())
+
+    assert {status for status, _ in found.values()} == {"failed"}
+    assert len(found) == 4
+    assert all("died in 'starting': ended with exit code 6" in reason for _, reason in found.values())
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [("exit5", "the worker died in 'starting': ended with exit code 5; last words: no libtorch"), ("error", "no such device")],
+)
+def test_a_worker_that_cannot_start_ends_the_run(stand_in, run, says):
+    """There is no device to make records for: one line."""
+    with pytest.raises(UsageError) as caught:
+        list(Supervisor(work("right", run=run)).records())
+
+    assert str(caught.value) == says
+
+
+def test_wrong_usage_found_late_ends_the_run(stand_in):
+    """What the worker calls wrong usage is not tried again; records so far have been handed over."""
+    coming = Supervisor(work("right", "gives_up", "right2")).records()
+
+    assert next(coming).impl == "toy.right"
+    with pytest.raises(UsageError, match="--device cuda: there is none"):
+        next(coming)
+
+
+def test_much_output_is_no_obstacle(stand_in):
+    """Ten megabytes on standard output neither block the worker nor reach ours."""
+    assert outcomes(Supervisor(work("chatter", "right")).records())["copy.tiny", "chatter"] == ("ok", None)
+
+
+def test_parameters_reach_the_worker_and_come_back(stand_in):
+    """Rows that differ in parameters only are told apart."""
+    rows = [(TINY, variant) for variant in entry("right", params={"width": (1, 2, 4)}).variants()]
+    asked = Work(options=Options(), device=None, run="r", impl_files=(), rows=rows)
+
+    assert [record.params for record in Supervisor(asked).records()] == [{"width": 1}, {"width": 2}, {"width": 4}]
+
+
+def test_a_worker_killed_from_outside_is_replaced(stand_in):
+    """Say, by the system when memory is short."""
+    killed = []
+
+    def kill(doing):
+        if "sleeps" in doing:
+            killed.append(boss.facts["toolchain"]["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    boss = Supervisor(work("right", "sleeps", "right2"), kill)
+    found = outcomes(boss.records())
+
+    assert found["copy.tiny", "sleeps"][1].startswith("died in 'check copy.tiny toy.sleeps[HND]': killed by SIGKILL")
+    assert found["copy.tiny", "right2"] == ("ok", None)
+
+
+@pytest.mark.parametrize("how", ["interrupt", "close"])
+def test_whoever_stops_listening_leaves_no_worker(stand_in, how):
+    """Ctrl-C, or a caller that takes no more records: the worker and what it started are killed."""
+
+    def interrupt(doing):
+        if how == "interrupt" and "sleeps" in doing:
+            raise KeyboardInterrupt
+
+    boss = Supervisor(work("right", "sleeps"), interrupt)
+    coming = boss.records()
+    next(coming)
+    pid = boss.facts["toolchain"]["pid"]
+    assert is_alive(pid)
+    if how == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            next(coming)
+    else:
+        coming.close()
+
+    assert not is_alive(pid)
+
+
+TOYS = """
+import ctypes, os, sys, time
+from harness.registry import Impl
+
+def prepare(spec):
+    from impls.torch_block_copy import prepare
+    return prepare(spec)
+
+def prepare_crash(spec):
+    print("about to read nothing", flush=True)
+    ctypes.string_at(0)
+
+def prepare_exit(spec):
+    sys.exit("no licence found")
+
+def prepare_sleep(spec):
+    with open(os.environ["TOY_PID"], "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(60)
+
+def toy(name, prepare):
+    return Impl(name=f"toy.{name}", op="block_copy", prepare=prepare)
+
+IMPLS = (
+    toy("right", "toys:prepare"), toy("crash", "toys:prepare_crash"), toy("exit", "toys:prepare_exit"),
+    toy("lacks", "not_there:prepare"), toy("sleep", "toys:prepare_sleep"),
+)
+"""
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+    path = tmp_path / "toys.py"
+    path.write_text(TOYS)
+    monkeypatch.setitem(sys.modules, "toys", None)
+    monkeypatch.delitem(sys.modules, "toys")
+    return str(path)
+
+
+def test_the_real_worker_dies_as_told(toys):
+    """A crash and an exit inside an implementation, an import that fails, and right rows around them."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    rows = [(TINY, Entry(table[f"toy.{name}"], HND)) for name in ("lacks", "crash", "right", "exit")]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    boss = Supervisor(asked)
+    found = outcomes(boss.records())
+
+    assert found["copy.tiny", "right"] == ("ok", None)
+    assert found["copy.tiny", "lacks"] == ("failed", "prepare: ModuleNotFoundError: No module named 'not_there'")
+    status, reason = found["copy.tiny", "crash"]
+    assert status == "failed"
+    assert "killed by SIGSEGV; last words: about to read nothing\nFatal Python error: Segmentation fault" in reason
+    assert "toys.py" in reason
+    assert found["copy.tiny", "exit"][0] == "failed"
+    assert "no licence found" in found["copy.tiny", "exit"][1]
+    assert boss.facts["device"]["kind"] == "cpu"
+
+
+PARENT = """
+import sys
+from harness.cli import main
+main(["check", "--impl-file", sys.argv[1], "--impl", "toy.sleep", "--shape", "q=1,kv=1,d=8,lens=4", "--out", sys.argv[2]])
+"""
+
+
+def test_a_worker_dies_with_its_parent(toys, tmp_path):
+    """Killed with -9, the parent can tell nobody; the system does."""
+    toys_path = Path(toys)
+    toys_path.write_text(TOYS.replace('op="block_copy"', 'op="attention"'))
+    pid_file = tmp_path / "pid"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, toys, str(tmp_path / "runs")],
+        cwd=HOUSE, env={**os.environ, "TOY_PID": str(pid_file), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text(), 60)
+        worker = int(pid_file.read_text())
+        assert is_alive(worker)
+    finally:
+        parent.kill()
+        parent.wait()
+
+    wait_until(lambda: not is_alive(worker))
