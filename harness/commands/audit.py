@@ -1,0 +1,105 @@
+"""`audit`: is the checker any good? Every case against every control that claims to apply, and against what is right."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.audit import Audit, audit
+from harness.commands.run import InProcess, Progress, add_how
+from harness.commands.selection import add_selection, cases_of, entries_of, registry_of, rows_of
+from harness.names import UsageError
+from harness.ops.case import Case
+from harness.options import Options
+from harness.record import Record
+from harness.registry import Entry, Registry
+from harness.supervisor import Supervisor, Work
+
+Rows = list[tuple[Case, Entry]]
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the command's options."""
+    add_selection(parser)
+    add_how(parser)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run controls and right implementations on the chosen cases, show the kill matrix; 1 where anything is amiss."""
+    registry = registry_of(arguments)
+    entries = entries_of(arguments, registry, roles=("control", "implementation"))
+    if not any(entry.impl.role == "control" for entry in entries):
+        raise UsageError("none of the chosen implementations is a control")
+    suite, cases = cases_of(arguments)
+    # Controls first: what they do to memory that others read would make what is right look wrong.
+    entries.sort(key=lambda entry: entry.impl.role != "control")
+    rows = rows_of(cases, entries)
+
+    from harness.store import Appender, new_run
+
+    folder = new_run(arguments.out)
+    store = Appender(folder)
+    records: list[Record] = []
+    try:
+        with Progress(len(rows), quiet=arguments.json) as progress:
+            for record in _records(arguments, registry, suite, folder, rows, progress):
+                store.append(record)
+                records.append(record)
+                progress.step()
+    except KeyboardInterrupt:
+        raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+    finally:
+        store.close()
+    found = audit(records)
+    _tell(found, folder, entries, arguments)
+    return int(not found.is_clean)
+
+
+def _records(
+    arguments: argparse.Namespace, registry: Registry, suite: str, folder: Path, rows: Rows, progress: Progress
+) -> Iterator[Record]:
+    """Check all rows; only controls whose fault shows in timed launches alone are timed, once. Leaves run.json."""
+    from harness.store import write_json
+
+    timed = [row for row in rows if _is_timed(row[1])]
+    checked = [row for row in rows if not _is_timed(row[1])]
+    for bench, some in ((False, checked), (True, timed)):
+        if not some:
+            continue
+        work = Work(
+            options=Options(
+                suite=suite, bench=bench, patient=arguments.patient, power="none", ceiling=False, min_visits=1, max_visits=1
+            ),
+            device=arguments.device,
+            run=folder.name,
+            impl_files=arguments.impl_file,
+            rows=some,
+            stall_s=arguments.stall,
+        )
+        source = InProcess(work, registry, progress.say) if arguments.in_process else Supervisor(work, progress.say)
+        yield from source.records()
+        write_json(folder / "run.json", {"run": folder.name, "command": "audit", "arguments": sys.argv[1:], **source.facts})
+
+
+def _is_timed(entry: Entry) -> bool:
+    return bool(getattr(entry.impl, "only_timed", False))
+
+
+def _tell(found: Audit, folder: Path, entries: Sequence[Entry], arguments: argparse.Namespace) -> None:
+    """Write audit.json and audit.md, and print the matrix, or the JSON."""
+    import json
+
+    from harness.report.kills import markdown_matrix, terminal_matrix
+    from harness.store import write_json
+
+    faults: dict[str, Any] = {entry.impl.name: getattr(entry.impl, "fault", entry.impl.note) for entry in entries}
+    write_json(folder / "audit.json", found.to_json())
+    (folder / "audit.md").write_text(markdown_matrix(found, faults), encoding="utf-8")
+    if arguments.json:
+        print(json.dumps(found.to_json()))
+    else:
+        print(terminal_matrix(found))
+    print(f"audit:   {folder / 'audit.md'}", file=sys.stderr if arguments.json else sys.stdout)

@@ -1,0 +1,32 @@
+"""Controls: wrong on purpose, so that the checker can be checked. Plain data; docs/audit.md says how they are used.
+
+Most are edits: a right implementation with a few words replaced. The others compute rightly and behave wrongly.
+"""
+
+from __future__ import annotations
+
+from harness.control import Control, Shows
+from impls.controls import cuda_edits, numpy_edits, torch_edits, triton_edits
+
+_ANY = Shows(at_least={"max_seq_len": 1})
+
+
+def _behaviour(name: str, prepare: str, fault: str, **entry: object) -> Control:
+    fields = {"op": "attention", "shows": _ANY, **entry}
+    return Control(name=f"control.{name}", prepare=f"impls.controls.behaviour:{prepare}", fault=fault, note=fault, **fields)  # type: ignore[arg-type]
+
+
+BEHAVIOURS = (
+    _behaviour("first_result", "first_result", "the first launch's answer is given to every later one", only_timed=True),
+    _behaviour("result_of_another_case", "remembered", "an answer is remembered by shape, whatever the values"),
+    _behaviour("late", "late", "work is done in a thread, after the clock has stopped", only_timed=True, graph=False),
+    _behaviour("first_plan", "first_plan", "the plan of another batch is used (TRT-LLM#15546, vllm#17283)"),
+    _behaviour(
+        "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",
+        op="cache_write", shows=Shows(at_least={"num_written": 1}),
+    ),
+)  # fmt: skip
+
+CONTROLS: tuple[Control, ...] = (
+    *numpy_edits.EDITS, *torch_edits.EDITS, *triton_edits.EDITS, *cuda_edits.EDITS, *BEHAVIOURS,
+)  # fmt: skip

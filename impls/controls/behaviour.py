@@ -1,0 +1,117 @@
+"""Controls that compute rightly and behave wrongly: late, stale, or for the wrong batch. They wrap torch implementations."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from harness.registry import Prepared
+from impls import torch_cache_write, torch_gather
+
+if TYPE_CHECKING:
+    from harness.ops.attention import AttentionSpec
+    from harness.ops.cache_write import CacheWriteSpec
+
+#: longer than any launch that a CPU or GPU is given in an audit
+LATE_S = 0.2
+
+
+class Wrapped(Prepared):
+    """Passes everything on to what it wraps; a subclass does one thing wrong."""
+
+    def __init__(self, right: Any) -> None:
+        self.right = right
+        self.workspace_bytes = right.workspace_bytes
+
+    def plan(self, step: Any) -> None:
+        self.right.plan(step)
+
+    def launch(self, *tensors: Any) -> None:
+        self.right.launch(*tensors)
+
+
+class FirstResult(Wrapped):
+    """Computes on the first launch after a plan, and gives the same answer ever after."""
+
+    def plan(self, step: Any) -> None:
+        self.kept: list[torch.Tensor] = []
+        super().plan(step)
+
+    def launch(self, *tensors: Any) -> None:
+        *_, out, lse = tensors
+        if not self.kept:
+            super().launch(*tensors)
+            self.kept = [out.clone(), lse.clone()]
+        out.copy_(self.kept[0])
+        lse.copy_(self.kept[1])
+
+
+class Remembered(Wrapped):
+    """Gives the answer that it first gave to tensors of these shapes, whoever asked."""
+
+    answers: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def launch(self, *tensors: Any) -> None:
+        *_, out, lse = tensors
+        shape = (out.device, out.dtype, *(tensor.shape for tensor in tensors))
+        if shape not in self.answers:
+            super().launch(*tensors)
+            self.answers[shape] = (out.clone(), lse.clone())
+        out.copy_(self.answers[shape][0])
+        lse.copy_(self.answers[shape][1])
+
+
+class Late(Wrapped):
+    """Returns at once and works later, in a thread; the first launch after a plan is done in time."""
+
+    thread: threading.Thread | None = None
+
+    def plan(self, step: Any) -> None:
+        self.is_first = True
+        super().plan(step)
+
+    def launch(self, *tensors: Any) -> None:
+        if self.is_first:
+            self.is_first = False
+            super().launch(*tensors)
+        elif self.thread is None or not self.thread.is_alive():
+            self.thread = threading.Thread(target=self._work, args=tensors)
+            self.thread.start()
+
+    def _work(self, *tensors: Any) -> None:
+        time.sleep(LATE_S)
+        self.right.launch(*tensors)
+
+
+class FirstPlan(Wrapped):
+    """Plans once: later batches of the same size run by the first one's plan."""
+
+    is_planned = False
+
+    def plan(self, step: Any) -> None:
+        if not self.is_planned:
+            super().plan(step)
+        self.is_planned = True
+
+
+def first_result(spec: AttentionSpec) -> Wrapped:
+    return FirstResult(torch_gather.prepare(spec))
+
+
+def remembered(spec: AttentionSpec) -> Wrapped:
+    return Remembered(torch_gather.prepare(spec))
+
+
+def late(spec: AttentionSpec) -> Wrapped:
+    return Late(torch_gather.prepare(spec))
+
+
+def first_plan(spec: AttentionSpec) -> Wrapped:
+    return FirstPlan(torch_gather.prepare(spec))
+
+
+def first_slots(spec: CacheWriteSpec) -> Wrapped:
+    return FirstPlan(torch_cache_write.prepare(spec))
