@@ -2,7 +2,8 @@
 
 Times are compared by their logarithms, so that a ratio and its inverse are judged alike and noise is a share. Visits are
 few, 5 to 15, and each is a median of many launches already, which makes Student's t apt: rank and permutation tests of
-5 against 5 visits cannot give a probability below 1/252, and none would survive a correction for a run of 200 rows.
+5 against 5 visits cannot give a probability below 1/252, and none would survive a correction for a run of 200 rows. Where
+visits are many enough, the outermost are set aside.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Sequence
 
 from harness.student import quantile, tail
 
+#: Of this many samples or more the TRIMMED share on either side is set aside: one visit in which something else ran says
+#: nothing about the row. Of fewer, what is left would be too few to tell their scatter by.
+TRIM_FROM, TRIMMED = 8, 0.2
 #: No visit is known better than this share, however well a few agree: event timers count in steps.
 RESOLUTION = 1e-4
 
@@ -45,31 +49,49 @@ class Difference:
         return tail((math.log(ratio) - self.log_ratio) / self.error, self.freedom)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Level:
+    """Where samples lie: their (trimmed) mean, the square of its standard error, and that error's degrees of freedom."""
+
+    mean: float
+    square: float
+    freedom: int
+
+
+def _level(samples: Sequence[float], resolution: float = RESOLUTION) -> _Level:
+    """The level of two samples at least; of TRIM_FROM or more the trimmed mean, with Yuen's error (Biometrika, 1974)."""
+    ordered, count = sorted(samples), len(samples)
+    cut = int(TRIMMED * count) if count >= TRIM_FROM else 0
+    kept = ordered[cut : count - cut]
+    drawn_in = [kept[0]] * cut + kept + [kept[-1]] * cut
+    scatter = (count - 1) * max(statistics.variance(drawn_in), resolution**2)
+    return _Level(statistics.fmean(kept), scatter / (len(kept) * (len(kept) - 1)), len(kept) - 1)
+
+
 def unpaired(old: Sequence[float], new: Sequence[float]) -> Difference:
     """Compare two runs' visits of one row by Welch's t; two visits at least on both sides, all above 0.
 
     Welch's, since one of the runs may have been the noisier one.
     """
-    sides = [[math.log(sample) for sample in samples] for samples in (old, new)]
-    squares = [max(statistics.variance(side), RESOLUTION**2) / len(side) for side in sides]
-    freedom = sum(squares) ** 2 / sum(square**2 / (len(side) - 1) for square, side in zip(squares, sides, strict=True))
-    return Difference(
-        log_ratio=statistics.fmean(sides[1]) - statistics.fmean(sides[0]), error=math.sqrt(sum(squares)), freedom=freedom
-    )
+    before, now = (_level([math.log(sample) for sample in samples]) for samples in (old, new))
+    square = before.square + now.square
+    freedom = square**2 / sum(level.square**2 / level.freedom for level in (before, now))
+    return Difference(log_ratio=now.mean - before.mean, error=math.sqrt(square), freedom=freedom)
 
 
 def paired(rounds: Sequence[Sequence[tuple[float, float]]]) -> Difference:
     """Compare visits taken in turn: of each round of fresh processes its (old, new) pairs, two pairs in all at least.
 
     Drift hits both of a pair and cancels. What sets rounds apart (where memory came to lie) does not show within one, so
-    the error is the larger of that over all pairs and that over the rounds' means.
+    the error is the larger of that over all pairs and that over the rounds.
     """
     logs = [[math.log(new / old) for old, new in pairs] for pairs in rounds if pairs]
-    every = [log for of_round in logs for log in of_round]
-    square = max(statistics.variance(every), 2 * RESOLUTION**2) / len(every)
+    level = _level([log for of_round in logs for log in of_round], 2**0.5 * RESOLUTION)
+    square = level.square
     if len(logs) > 1:
-        square = max(square, statistics.variance(map(statistics.fmean, logs)) / len(logs))
-    return Difference(log_ratio=statistics.fmean(every), error=math.sqrt(square), freedom=len(every) - 1)
+        means = [_level(of_round).mean if len(of_round) > 1 else of_round[0] for of_round in logs]
+        square = max(square, statistics.variance(means) / len(means))
+    return Difference(log_ratio=level.mean, error=math.sqrt(square), freedom=level.freedom)
 
 
 def geometric_mean(differences: Sequence[Difference]) -> Difference:

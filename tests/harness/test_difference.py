@@ -36,7 +36,7 @@ def visits(chance, seconds, noise, count):
     return [seconds * math.exp(chance.gauss(0, noise)) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("old", "new"), [(5, 5), (5, 15), (3, 8)], ids=str)
+@pytest.mark.parametrize(("old", "new"), [(5, 5), (5, 15), (3, 8), (16, 16)], ids=str)
 def test_an_interval_holds_the_true_ratio_as_often_as_it_says(old, new):
     """95 of 100, also where one run is three times as noisy as the other and few visits were kept."""
     chance = random.Random(1)
@@ -67,8 +67,19 @@ def test_rounds_that_disagree_widen_the_interval():
     rounds = [[(1e-4, sample) for sample in visits(chance, 1e-4 * shift, 1e-4, 8)] for shift in (1.0, 1.01)]
 
     assert paired(rounds).error == pytest.approx(statistics.stdev((0.0, math.log(1.01))) / math.sqrt(2), rel=0.02)
-    assert paired([rounds[0] + rounds[1]]).error < 0.002
+    assert paired([rounds[0] + rounds[1]]).error < 0.0025
     assert paired([rounds[0], []]).log_ratio == pytest.approx(paired([rounds[0]]).log_ratio)
+
+
+def test_a_visit_in_which_something_else_ran_hides_nothing():
+    """One of 16 pairs three times as long: 2% is still seen, and the level does not move."""
+    chance = random.Random(6)
+    pairs = [(a, b) for a, b in zip(*(visits(chance, s, 0.002, 16) for s in (1e-4, 1.02e-4)), strict=True)]
+    spoiled = [*pairs[:15], (pairs[15][0], 3 * pairs[15][1])]
+
+    assert paired([spoiled]).ratio == pytest.approx(1.02, abs=0.002)
+    assert paired([spoiled]).p_above(1.01) < 1e-4
+    assert unpaired(*([pair[i] for pair in spoiled] for i in (0, 1))).p_above(1.01) < 1e-4
 
 
 def test_visits_that_agree_to_the_digit_leave_some_doubt():
