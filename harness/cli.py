@@ -28,6 +28,7 @@ COMMANDS = {
     "tune": ("harness.commands.tune", "sweep declared parameters", "pagedbench tune --impl cuda.split_kv --case facts.e"),
     "compare": ("harness.commands.compare", "two runs, or a run against the baseline", "pagedbench compare results/runs/STAMP"),
     "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept results/runs/STAMP -m WHY"),
+    "history": ("harness.commands.history", "rows over revisions, and the steps in them", "pagedbench history show"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
     "doctor": ("harness.commands.doctor", "what this machine has, and why the rest is missing", "pagedbench doctor"),
