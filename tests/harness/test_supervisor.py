@@ -20,12 +20,8 @@ from harness.registry import Entry, Impl, load_file
 from harness.supervisor import Supervisor, Work
 
 HOUSE = Path(supervisor.__file__).parent.parent
-TINY = BlockCopyCase(
-    name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16
-)
-OTHER = BlockCopyCase(
-    name="copy.other", num_kv_heads=1, head_dim=16, block_size=4, num_copies=2, num_blocks=16
-)
+TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
+OTHER = BlockCopyCase(name="copy.other", num_kv_heads=1, head_dim=16, block_size=4, num_copies=2, num_blocks=16)
 
 #: A worker that speaks as ours does and loads nothing; what it does at a row is that row's name.
 STAND_IN = """
@@ -99,11 +95,9 @@ def entry(name, **fields):
     return Entry(Impl(name=f"toy.{name}", op="block_copy", prepare="toys:prepare", **fields), HND)
 
 
-def work(*names, cases=(TINY,), run="r", stall_s=30.0, impl_files=()):
+def work(*names, cases=(TINY,), run="r", stall_s=30.0):
     rows = [(case, entry(name)) for case in cases for name in names]
-    return Work(
-        options=Options(bench=False), device="cpu", run=run, impl_files=impl_files, rows=rows, stall_s=stall_s
-    )
+    return Work(options=Options(bench=False), device="cpu", run=run, impl_files=(), rows=rows, stall_s=stall_s)
 
 
 def outcomes(records):
@@ -273,6 +267,9 @@ def prepare_crash(spec):
 def prepare_exit(spec):
     sys.exit("no licence found")
 
+def prepare_lacks(spec):
+    import not_there
+
 def prepare_sleep(spec):
     with open(os.environ["TOY_PID"], "w") as file:
         file.write(str(os.getpid()))
@@ -283,7 +280,7 @@ def toy(name, prepare):
 
 IMPLS = (
     toy("right", "toys:prepare"), toy("crash", "toys:prepare_crash"), toy("exit", "toys:prepare_exit"),
-    toy("lacks", "not_there:prepare"), toy("sleep", "toys:prepare_sleep"),
+    toy("lacks", "toys:prepare_lacks"), toy("sleep", "toys:prepare_sleep"),
 )
 """
 
@@ -333,7 +330,7 @@ def test_a_worker_dies_with_its_parent(toys, tmp_path):
         cwd=HOUSE, env={**os.environ, "TOY_PID": str(pid_file), "OMP_NUM_THREADS": "1"},
     )
     try:
-        wait_until(lambda: pid_file.exists() and pid_file.read_text(), 60)
+        wait_until(lambda: parent.poll() is not None or (pid_file.exists() and pid_file.read_text()), 60)
         worker = int(pid_file.read_text())
         assert is_alive(worker)
     finally:
