@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.record import Record
 from harness.report.html import html
 from harness.report.markdown import markdown
-from harness.report.rows import summary_line
+from harness.report.reasons import summary_line
 from harness.report.terminal import terminal_table
 
 __all__ = ["summary_line", "terminal_table", "write_report"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness.record import Record
-from harness.report import rows
+from harness.report import rows, tables, units
 
 MIN_POINTS = 3  # two points are a bar, no curve
 
@@ -27,12 +27,13 @@ class Curves:
     """One picture: several rows over one axis, and the ceiling. `fixed` says in words what all its cases share.
 
     points     label -> (x, record), x ascending
-    ceiling    (x, bytes a second)
+    rate       the unit of all rates
+    ceiling    (x, bytes a second); none where arithmetic binds
     """
 
     axis: str
     fixed: str
-    device_kind: str
+    rate: units.Scale
     points: Mapping[str, tuple[tuple[int, Record], ...]]
     ceiling: tuple[tuple[int, float], ...]
 
@@ -102,7 +103,8 @@ def find_curves(groups: Sequence[rows.CaseRows]) -> list[Curves]:
         for group in groups:
             placed = place(group.first.shape)
             if placed and group.timed:
-                key = json.dumps([group.first.run, group.first.device, placed[1]], sort_keys=True, default=str)
+                bound = rows.is_arithmetic(group.first)
+                key = json.dumps([group.first.run, group.first.device, bound, placed[1]], sort_keys=True, default=str)
                 families[key].setdefault(placed[0], group)  # one shape under two names: the first; both have tables
         made = [_curves(axis, family) for family in families.values() if len(family) >= MIN_POINTS]
         found += [curves for curves in made if len(curves.xs) >= MIN_POINTS]
@@ -121,7 +123,7 @@ def _curves(axis: str, family: Mapping[int, rows.CaseRows]) -> Curves:
             ceiling.append((x, known.traffic_bytes / known.ceiling_s))
     first = next(iter(family.values())).first
     return Curves(
-        axis=axis, fixed=_fixed(axis, first.op, first.shape), device_kind=first.device_kind,
+        axis=axis, fixed=_fixed(axis, first.op, first.shape), rate=tables.rate_scale(first),
         points={label: tuple(of) for label, of in points.items()}, ceiling=tuple(ceiling),
     )
 

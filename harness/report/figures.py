@@ -49,7 +49,7 @@ def curve_figures(records: Sequence[Record]) -> list[Figure]:
 
 
 def _curve_figure(curves: Curves, looks: Mapping[str, plots.Style]) -> Figure:
-    rate = units.rate_scale(curves.device_kind)
+    rate = curves.rate
     ranked = curves.ranked()
     drawn = {label: looks[curves.points[label][0][1].row] for label in ranked[:NUM_DRAWN]}
     faint = {label: plots.Style(faint=True) for label in ranked[NUM_DRAWN:]}
@@ -68,12 +68,13 @@ def _curve_figure(curves: Curves, looks: Mapping[str, plots.Style]) -> Figure:
 
 
 def _point(x: int, record: Record, label: str, axis: str, rate: units.Scale) -> plots.Point:
+    done = rows.work(record)
     assert record.launch_s is not None
-    assert record.traffic_bytes is not None
+    assert done is not None
     ends = (time if time > 0 else record.launch_s.median for time in (record.launch_s.high, record.launch_s.low))
-    low, high = (record.traffic_bytes / time / rate.size for time in ends)
+    low, high = (done / time / rate.size for time in ends)
     said = f"{label}, {axis} {x}: {rate.show(rows.rate(record), 3)} {rate.unit}"
-    said += "" if record.ceiling_share is None else f", {units.percent(record.ceiling_share)} of ceiling"
+    said += "" if rows.share(record) is None else f", {units.percent(rows.share(record))} of ceiling"
     return plots.Point(x=x, y=(rows.rate(record) or 0) / rate.size, low=low, high=high, title=said)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import tabulate
 
 from harness.record import STATUSES, Record
-from harness.report import rows, tables, units
+from harness.report import reasons, rows, tables, units
 
 Cells = list[str]
 
@@ -17,9 +17,10 @@ def markdown(records: Sequence[Record]) -> str:
     """Return the whole report as GitHub-flavoured Markdown."""
     groups = rows.by_case(records)
     timed = [group for group in groups if group.timed]
-    parts = [f"# {rows.verdict(records)[0]}", *_where(records), escape(rows.summary_line(records)) + ".", _tally_table(records)]
+    summary = escape(reasons.summary_line(records)) + "."
+    parts = [f"# {reasons.verdict(records)[0]}", *_where(records), summary, _tally_table(records)]
     if timed:
-        parts += ["## Fastest by case", _overview(timed), "## Cases"]
+        parts += ["## Fastest by case", _overview(timed), *_legend(timed), "## Cases"]
         for group in timed:
             parts += _case(group)
     parts += ["## Rows without a number", *_others(records)]
@@ -33,9 +34,17 @@ def _where(records: Sequence[Record]) -> list[str]:
 
 
 def _tally_table(records: Sequence[Record]) -> str:
-    counts = rows.tally(records)
+    counts = reasons.tally(records)
     lines = [[escape(whose), *(str(found[status] or units.MISSING) for status in STATUSES)] for whose, found in counts.items()]
-    return table(["rows", *STATUSES], lines, words=1)
+    return _filled(["rows", *STATUSES], lines, words=1)
+
+
+def _legend(groups: Sequence[rows.CaseRows]) -> list[str]:
+    """What the marks beside times mean, as far as there are any."""
+    found = {rows.mark(record) for group in groups for record in group.timed}
+    words = {rows.DOUBTED: "the time is in doubt, and nothing fastest by it is bold", rows.FLAGGED: "the row has another flag"}
+    said = "; ".join(f"{escape(mark)} {text}" for mark, text in words.items() if mark in found)
+    return [f"{said}: see its case."] if said else []
 
 
 def _overview(groups: Sequence[rows.CaseRows]) -> str:
@@ -46,18 +55,23 @@ def _overview(groups: Sequence[rows.CaseRows]) -> str:
         ours, peer = group.best_of("implementations"), group.best_of("peers")
         best = min((r for r in (ours, peer) if r), key=lambda r: rows.time_s(r) or 0, default=None)
         name = " / ".join([code(group.first.case), escape(rows.describe(group.first.shape))])
-        cells = [_best(record, best, scale) for record in (ours, peer)]
-        gain = (rows.time_s(peer) or 0) / (rows.time_s(ours) or 1) if ours and peer else None
+        cells = [_best(record, group, scale) for record in (ours, peer)]
+        faults = escape(reasons.faults(group)) or units.MISSING
         moved = units.size(group.first.traffic_bytes)
-        lines.append([name, moved, *cells, units.ratio(gain), units.percent(best.ceiling_share if best else None)])
-    return table(["case", "bytes", "fastest of ours", "fastest peer", "peer / ours", "best of ceiling"], lines, words=1)
+        lines.append([name, moved, *cells, units.ratio(group.gain), tables.reached(best), faults])
+    heads = ["case", "bytes", "fastest of ours", "fastest peer", "peer / ours", "best of ceiling", "faults"]
+    return _filled(heads, lines, words=1)
 
 
-def _best(record: Record | None, best: Record | None, scale: units.Scale) -> str:
+def _best(record: Record | None, group: rows.CaseRows, scale: units.Scale) -> str:
     if record is None:
         return units.MISSING
-    text = f"{scale.show(rows.time_s(record))} {scale.unit} {code(record.row)}"
-    return f"**{text}**" if record is best else text
+    text = f"{scale.show(rows.time_s(record))} {scale.unit}{_mark(record)} {code(record.row)}"
+    return f"**{text}**" if group.is_crowned(record) else text
+
+
+def _mark(record: Record) -> str:
+    return escape(rows.mark(record))
 
 
 def _case(group: rows.CaseRows) -> Iterator[str]:
@@ -68,20 +82,22 @@ def _case(group: rows.CaseRows) -> Iterator[str]:
     lines = []
     for record, cells in zip(group.timed, table_of.lines, strict=True):
         shown = [code(cells[0]), *(escape(cell) for cell in cells[1:])]
-        best = rows.time_s(record) == group.best_s
-        lines.append([f"**{cell}**" for cell in shown[:2]] + shown[2:] if best else shown)
+        shown[1] += _mark(record)
+        lines.append([f"**{cell}**" for cell in shown[:2]] + shown[2:] if group.is_crowned(record) else shown)
     yield table(table_of.heads, lines, words=1)
     yield "The fastest again: " + code(rows.command(group.timed[0]))
 
 
 def _others(records: Sequence[Record]) -> Iterator[str]:
-    found = rows.reasons(records)
+    found = reasons.reasons(records)
     if not found:
         yield "None: every row has a number."
     for reason in found:
-        cases = list(dict.fromkeys(r.case for r in reason.rows))
+        cases = reason.cases
         shown = ", ".join(map(code, cases)) if len(cases) <= 6 else f"{units.count(len(cases), 'case')}"
-        yield f"- **{reason.status}**: {code(reason.names)} on {shown}\n\n{_quoted(reason.reason)}"
+        yield f"- **{reason.status}**: {code(reason.names)} on {shown}; {reason.count}\n\n{_quoted(reason.ends if reason.is_long else reason.text)}"
+        if reason.is_long:
+            yield f"  <details><summary>The whole reason</summary>\n\n{_quoted(reason.text)}\n\n  </details>"
 
 
 def _quoted(text: str) -> str:
@@ -92,7 +108,16 @@ def _quoted(text: str) -> str:
 def _facts(records: Sequence[Record]) -> Iterator[str]:
     for title, found in tables.fact_tables(records):
         yield f"## {title}"
-        yield table(found.heads, [[escape(cell) for cell in line] for line in found.lines], words=found.words)
+        for one in found:
+            text = _filled(one.heads, [[escape(cell) for cell in line] for line in one.lines], words=one.words)
+            yield f"<details><summary>{escape(one.fold)}</summary>\n\n{text}\n\n</details>" if one.fold else text
+
+
+def _filled(heads: Sequence[str], lines: Sequence[Cells], words: int) -> str:
+    """Set a Markdown table without the columns that hold nothing."""
+    kept = [i for i in range(len(heads)) if i == 0 or any(line[i] not in ("", units.MISSING) for line in lines)]
+    cells = [[line[i] for i in kept] for line in lines]
+    return table([heads[i] for i in kept], cells, words=sum(i < words for i in kept))
 
 
 def table(heads: Sequence[str], lines: Sequence[Cells], words: int) -> str:

@@ -9,9 +9,9 @@ function make(tag, properties) {
 // A cell's sorting value: a number in its own unit where it starts with one, else its text; null for "-" and nothing.
 function valueOf(row, column) {
   const cell = row.cells[column];
-  const text = cell && cell.colSpan === 1 ? (cell.querySelector("summary") || cell).textContent.trim() : "";
+  const text = cell && cell.colSpan === 1 ? (cell.querySelector("summary, .value") || cell).textContent.trim() : "";
   const found = text.match(/^(-?\d[\d.]*(?:e[+-]?\d+)?)(?: (\S+))?/);
-  if (!text || text === "-") return null;
+  if (!text || text === "-" || text.endsWith("FLOP/s")) return null; // a speed among shares
   return found ? Number(found[1]) * (FACTORS[found[2]] || 1) : text;
 }
 

@@ -1,4 +1,4 @@
-"""What a report shows beside a record's own fields: rates, ratios, groups of rows, the command that runs a row again."""
+"""What a report shows beside a record's own fields: rates, ratios, doubts, rows by case, the command that runs one again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from harness.record import STATUSES, Record
-from harness.report import units
+from harness.interval import half_width
+from harness.record import Record
 
 #: whose rows these are, in the order of every table: title and test
 SIDES = ("implementations", "peers", "controls", "readers")
 
-#: statuses with which no row should end, in words
-BAD = {"wrong": "wrong", "failed": "failed", "timeout": "timed out"}
+#: FLOPs a byte from which arithmetic binds a case and not reading: a third of the 200 or so that an H200's tensor cores
+#: could do. In 16 bits a decode has as many as a KV head has query heads, so it stays below.
+RIDGE = 64
+
+#: beginnings of flags that put a time in doubt, and visits below which a throttled row's time is
+_DOUBTS, _ENOUGH = ("never converged", "timers disagree", "above the ceiling", "a spin of known length"), 5
+
+#: what stands beside a number: its time is in doubt; its row has another flag
+DOUBTED, FLAGGED = "*", "\N{DAGGER}"
 
 
 def side(record: Record) -> str:
@@ -32,23 +39,54 @@ def time_s(record: Record) -> float | None:
 
 
 def spread(record: Record) -> float | None:
-    """Return half the confidence interval of the launch over its median: 0.003 reads "±0.3%"."""
-    if record.launch_s is None or not record.launch_s.median:
-        return None
-    return (record.launch_s.high - record.launch_s.low) / 2 / record.launch_s.median
+    """Return the larger side of the launch's interval over its median: 0.003 reads "±0.3%". None for a single visit."""
+    return half_width(record.launch_s) if record.launch_s else None
+
+
+def is_arithmetic(record: Record) -> bool:
+    """Whether arithmetic binds the record's case, so that how fast it reads says nothing."""
+    flops, moved = record.flops, record.traffic_bytes
+    return flops is not None and bool(moved) and flops >= RIDGE * (moved or 0)
+
+
+def work(record: Record) -> float | None:
+    """Return what its case has most of: FLOPs where arithmetic binds it, else unique bytes; None where that is not known."""
+    return record.flops if is_arithmetic(record) else record.traffic_bytes
 
 
 def rate(record: Record) -> float | None:
-    """Return unique bytes a second, or None where there is no time (or it is no time at all) or no traffic."""
-    time = time_s(record)
-    return record.traffic_bytes / time if time and time > 0 and record.traffic_bytes is not None else None
+    """Return `work` a second, or None where there is no time (or it is no time at all) or no work."""
+    time, done = time_s(record), work(record)
+    return done / time if time and time > 0 and done is not None else None
+
+
+def share(record: Record) -> float | None:
+    """Return the share of the ceiling, or None where there is none: the ceiling is one of reading."""
+    return None if is_arithmetic(record) else record.ceiling_share
+
+
+def doubts(record: Record) -> list[str]:
+    """Return the flags for which the record's time is not to be quoted."""
+    visits = len(record.launch_s.samples) if record.launch_s else 0
+    kinds = (*_DOUBTS, *(("throttled",) if visits < _ENOUGH else ()))
+    return [flag for flag in record.flags if flag.startswith(kinds)]
+
+
+def mark(record: Record) -> str:
+    """Return what must stand beside any number of the record: DOUBTED, FLAGGED or nothing."""
+    return DOUBTED if doubts(record) else FLAGGED if record.flags else ""
 
 
 def worst_error(record: Record) -> float | None:
     """Return the largest error over what was allowed, of all input families and all tests; over 1 is wrong."""
-    families = [outcome.get("ratios") for outcome in record.check.values() if isinstance(outcome, Mapping)]
-    ratios = [ratio for family in families if isinstance(family, Mapping) for ratio in family.values()]
-    numbers = [math.inf if ratio == "inf" else ratio for ratio in ratios]  # JSON has no infinity, a record its name
+    return max((error for error in map(family_error, record.check.values()) if error is not None), default=None)
+
+
+def family_error(outcome: object) -> float | None:
+    """Return the largest error over what was allowed of one input family, as a record's `check` has it."""
+    ratios = outcome.get("ratios") if isinstance(outcome, Mapping) else None
+    found = ratios.values() if isinstance(ratios, Mapping) else ()
+    numbers = [math.inf if ratio == "inf" else ratio for ratio in found]  # JSON has no infinity, a record its name
     return max((float(number) for number in numbers if is_number(number)), default=None)
 
 
@@ -119,12 +157,22 @@ class CaseRows:
 
     @property
     def ceiling(self) -> Record | None:
-        """A row that knows the ceiling, if any does."""
-        return next((r for r in self.timed if r.ceiling_s), None)
+        """A row that knows the ceiling, if any does and reading binds the case."""
+        return next((r for r in self.timed if r.ceiling_s and not is_arithmetic(r)), None)
+
+    def is_crowned(self, record: Record) -> bool:
+        """Whether the row is the fastest, is no reader or control, and its time is not in doubt."""
+        return record.role == "implementation" and time_s(record) == self.best_s and not doubts(record)
 
     def best_of(self, whose: str) -> Record | None:
         """Return the fastest row of one of SIDES."""
         return next((r for r in self.timed if side(r) == whose), None)
+
+    @property
+    def gain(self) -> float | None:
+        """The time of the fastest peer over that of the fastest of ours."""
+        ours, peer = (time_s(r) if r else None for r in (self.best_of("implementations"), self.best_of("peers")))
+        return peer / ours if ours and peer else None
 
     def to_best(self, record: Record) -> float | None:
         """Return the row's time over the best time."""
@@ -153,77 +201,19 @@ def _case_rows(group: Sequence[Record]) -> CaseRows:
     return CaseRows(first=group[0], timed=tuple(timed), untimed=tuple(r for r in group if id(r) not in chosen))
 
 
-def tally(records: Iterable[Record]) -> dict[str, collections.Counter[str]]:
-    """Count statuses by side; sides without rows are left out."""
-    counts = {whose: collections.Counter[str]() for whose in SIDES}
-    for record in records:
-        counts.setdefault(side(record), collections.Counter())[record.status] += 1
-    return {whose: counter for whose, counter in counts.items() if counter}
+def nowhere(records: Sequence[Record]) -> list[Record]:
+    """Return the rows that are unsupported for one reason on every case of a run of several: the device's rule, no case's.
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reason:
-    """Rows that share a status and a reason."""
-
-    status: str
-    reason: str
-    rows: tuple[Record, ...]
-
-    @property
-    def names(self) -> str:
-        """The implementations concerned and their layouts, and in how many cases where that is more than one."""
-        layouts: dict[tuple[str, int], list[str]] = collections.defaultdict(list)
-        for (impl, layout), number in collections.Counter((r.impl, r.layout) for r in self.rows).items():
-            layouts[impl, number].append(layout)
-        return ", ".join(
-            f"{impl}[{', '.join(names)}]" + (f" in {units.count(number, 'case')}" if number > 1 else "")
-            for (impl, number), names in layouts.items()
-        )
-
-
-def reasons(records: Iterable[Record], statuses: Sequence[str] = STATUSES[1:]) -> list[Reason]:
-    """Group rows that are not ok by status and reason, in the order of `statuses`, the largest groups first.
-
-    Wrong controls are left out: they are as they must be, and `tally` counts them.
+    They are counted and named once, with their reason; a line of each in every table would say it again and again.
     """
-    groups: dict[tuple[str, str], list[Record]] = collections.defaultdict(list)
+    cases: dict[str, set[str]] = collections.defaultdict(set)
+    by_row: dict[tuple[str, ...], list[Record]] = collections.defaultdict(list)
     for record in records:
-        if record.status in statuses and not (record.status == "wrong" and record.role == "control"):
-            groups[record.status, record.reason or ""].append(record)
-    found = [Reason(status=status, reason=reason, rows=tuple(rows)) for (status, reason), rows in groups.items()]
-    return sorted(found, key=lambda group: (statuses.index(group.status), -len(group.rows)))
-
-
-def verdict(records: Sequence[Record]) -> tuple[str, bool]:
-    """Return the report's first line, and whether it is good news: ours and the controls decide, peers are told of."""
-    ours, peers = (_faults([r for r in records if side(r) == whose]) for whose in ("implementations", "peers"))
-    missed = sum(r.role == "control" and r.status == "ok" for r in records)
-    num_good = sum(r.role == "implementation" and r.status == "ok" for r in records)
-    if not (ours or peers or missed):
-        return (f"All {units.count(num_good, 'row')} that ran are right", True) if num_good else ("Nothing ran", True)
-    parts = [ours or "All of ours that ran are right"]
-    parts += [f"peers: {peers}"] if peers else []
-    parts += [f"{units.count(missed, 'control')} passed that should not"] if missed else []
-    return "; ".join(parts), not (ours or missed)
-
-
-def _faults(records: Sequence[Record]) -> str:
-    counts = collections.Counter(r.status for r in records)
-    return ", ".join(f"{units.count(counts[status], 'row')} {word}" for status, word in BAD.items() if counts[status])
-
-
-def summary_line(records: Iterable[Record]) -> str:
-    """Return "118 ok, 2 wrong, 14 unsupported, 3 skipped, 0 failed; readers: 15 ok; controls: 20 wrong".
-
-    Peers count among the implementations. "timed out" is named only where some row did.
-    """
-    counts = tally(records)
-    ours = counts.pop("implementations", collections.Counter()) + counts.pop("peers", collections.Counter())
-    parts = [f"{ours[status]} {status}" for status in STATUSES if status != "timeout"]
-    parts += [f"{ours['timeout']} timed out"] if ours["timeout"] else []
-    others = [f"{whose}: {_counted(counts[whose])}" for whose in counts]
-    return "; ".join([", ".join(parts), *others])
-
-
-def _counted(counter: Mapping[str, int]) -> str:
-    return ", ".join(f"{counter[status]} {status}" for status in STATUSES if counter.get(status))
+        cases[record.run].add(record.case_digest)
+        by_row[record.run, record.device, record.row].append(record)
+    return [
+        record
+        for (run, *_), found in by_row.items()
+        if len(cases[run]) > 1 and {r.status for r in found} == {"unsupported"} and len({r.reason for r in found}) == 1
+        for record in found
+    ]

@@ -1,24 +1,39 @@
-"""The tables that Markdown and HTML share, as text cells: one case's rows, kernels' resources, ledgers, environment."""
+"""The tables that Markdown and HTML share, as text cells: one case's rows, checks, ledgers, kernels, environment."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.record import Record
 from harness.report import rows, units
+from harness.report.ranges import merged, pattern
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """Text cells. The first `words` columns are text and stand left, the others are numbers and stand right."""
+    """Text cells. The first `words` columns are text and stand left, the others are numbers and stand right.
+
+    fold     a line that stands for a long table until it is opened; without one it is open
+    alarm    the head of a column of sizes in which anything but "0 B" is bad news
+    """
 
     heads: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     words: int = 1
+    fold: str = ""
+    alarm: str = ""
+
+    @property
+    def has_alarm(self) -> bool:
+        """Whether any cell is bad news."""
+        return any(self.is_alarm(column, cell) for line in self.lines for column, cell in enumerate(line))
+
+    def is_alarm(self, column: int, cell: str) -> bool:
+        """Whether a cell is bad news."""
+        return self.heads[column] == self.alarm and cell not in (units.MISSING, "0 B")
 
 
 #: head, what a cell says, of a case's table; a column without any value is left out
@@ -35,12 +50,12 @@ def case_table(group: rows.CaseRows) -> Table:
 
 def _case_columns(group: rows.CaseRows) -> Sequence[_Column]:
     kind = group.first.device_kind
-    time, rate = units.time_scale(kind, map(rows.time_s, group.timed)), units.rate_scale(kind)
+    time, rate = units.time_scale(kind, map(rows.time_s, group.timed)), rate_scale(group.first)
     return (
         ("implementation", group.label),
         (f"time {time.unit}", lambda r: time.show(rows.time_s(r))),
         (rate.unit, lambda r: rate.show(rows.rate(r), 3)),
-        ("of ceiling", lambda r: units.percent(r.ceiling_share)),
+        ("of ceiling", lambda r: units.percent(rows.share(r))),
         ("to best", lambda r: units.ratio(group.to_best(r))),
         (f"interval {time.unit}", lambda r: units.interval(time, r.launch_s)),
         (f"plan {time.unit}", lambda r: time.show(r.plan_s.median if r.plan_s else None, 3)),
@@ -49,15 +64,31 @@ def _case_columns(group: rows.CaseRows) -> Sequence[_Column]:
         ("peak", lambda r: units.size(rows.peak_bytes(r))),
         ("energy", lambda r: units.joules(r.energy_j)),
         ("power W", lambda r: units.MISSING if r.power_w is None else units.decimal(r.power_w, 3)),
-        ("flags", lambda r: ", ".join(r.flags)),
+        ("flags", lambda r: ", ".join(map(units.prose, r.flags))),
     )
 
 
+def rate_scale(record: Record) -> units.Scale:
+    """Return the unit of `rows.rate` of the record and all others of its case."""
+    return units.rate_scale(record.device_kind, rows.is_arithmetic(record))
+
+
+def reached(best: Record | None) -> str:
+    """Return how near a case's fastest row is to what is possible; where arithmetic binds, how fast it computes."""
+    if best is None or not rows.is_arithmetic(best):
+        return units.percent(rows.share(best) if best else None)
+    scale = rate_scale(best)
+    return f"{scale.show(rows.rate(best), 3)} {scale.unit}"
+
+
 def ceiling_line(group: rows.CaseRows) -> str:
-    """Return a case's traffic and ceiling as a sentence or two."""
-    known, rate = group.ceiling, units.rate_scale(group.first.device_kind)
-    moved = group.first.traffic_bytes
+    """Return a case's traffic and ceiling as a sentence or two; of a case bound by arithmetic its FLOPs."""
+    known, rate = group.ceiling, rate_scale(group.first)
+    moved, flops = group.first.traffic_bytes, group.first.flops
     parts = [] if moved is None else [f"{units.size(moved)} to move"]
+    if moved and flops and rows.is_arithmetic(group.first):
+        parts.append(f"{units.flops(flops)}, {units.decimal(flops / moved, 3)} a byte: bound by arithmetic, not by reading")
+        return "; ".join(parts) + "."
     if known and known.ceiling_s and known.traffic_bytes:
         time = units.time_scale(known.device_kind, [known.ceiling_s])
         by = f", by {known.ceiling_by}" if known.ceiling_by else ""
@@ -66,18 +97,37 @@ def ceiling_line(group: rows.CaseRows) -> str:
     return "; ".join(parts or ["no ceiling was measured"]) + "."
 
 
-def fact_tables(records: Sequence[Record]) -> Iterator[tuple[str, Table]]:
-    """Yield (title, table) of everything that is not a time; what has no line is left out."""
+def fact_tables(records: Sequence[Record]) -> Iterator[tuple[str, Sequence[Table]]]:
+    """Yield (title, tables) of everything that is not a time; what has no line is left out."""
     found = (
-        ("What was inside the timed region", ledgers(records)),
+        ("Checks", [checks(records)]),
+        ("What was inside the timed region", [ledgers(records)]),
         ("Kernels", kernels(records)),
-        ("Conditions during the samples", conditions(records)),
-        ("Environment", environment(records)),
+        ("Conditions during the samples", [conditions(records)]),
+        ("Environment", [environment(records)]),
     )
-    yield from ((title, table) for title, table in found if table.lines)
+    yield from ((title, tables) for title, tables in found if any(table.lines for table in tables))
 
 
-_NUMBER = re.compile(r"[0-9]{1,15}")
+def checks(records: Iterable[Record]) -> Table:
+    """Return one line for each kind of check: on how many rows, and the largest error of a row that passed; no controls."""
+    found: dict[str, list[tuple[Record, Any]]] = collections.defaultdict(list)
+    for record in records:
+        if record.role == "implementation":
+            for family, outcome in record.check.items():
+                found[family].append((record, outcome))
+    lines = []
+    for family, judged in found.items():
+        errors = [(error, r) for r, outcome in judged if _passed(outcome) and (error := rows.family_error(outcome)) is not None]
+        worst, by = max(errors, key=lambda pair: pair[0], default=(None, None))
+        failed = sum(isinstance(outcome, Mapping) and outcome.get("passed") is False for _, outcome in judged)
+        where = f"{by.row} on {by.case}" if by else units.MISSING
+        lines.append((family, where, str(len(judged)), str(failed or units.MISSING), units.of_allowed(worst)))
+    return Table(heads=("check", "nearest to its limit", "rows", "not passed", "of allowed"), lines=tuple(lines), words=2)
+
+
+def _passed(outcome: object) -> bool:
+    return isinstance(outcome, Mapping) and outcome.get("passed") is not False
 
 
 def ledgers(records: Sequence[Record]) -> Table:
@@ -88,27 +138,37 @@ def ledgers(records: Sequence[Record]) -> Table:
     remarks: dict[tuple[str, str], list[tuple[str, Record]]] = collections.defaultdict(list)
     for record in records:
         for topic, remark in record.ledger.items():
-            remarks[topic, _NUMBER.sub("#", remark)].append((remark, record))
+            remarks[topic, pattern(remark)].append((remark, record))
     num_all = sum(bool(record.ledger) for record in records)
     lines = []
     for (topic, _), found in sorted(remarks.items(), key=lambda item: (item[0][0], -len(item[1]))):
         whose = "all" if len(found) == num_all else ", ".join(dict.fromkeys(record.impl for _, record in found))
-        lines.append((topic, _merged([remark for remark, _ in found]), whose, str(len(found))))
+        lines.append((topic, merged([remark for remark, _ in found]), whose, str(len(found))))
     return Table(heads=("topic", "remark", "implementations", "rows"), lines=tuple(lines), words=3)
 
 
-def _merged(remarks: Sequence[str]) -> str:
-    """Remarks that are equal but for their numbers, as one with ranges."""
-    columns = zip(*(map(int, _NUMBER.findall(remark)) for remark in remarks), strict=True)
-    ranges = (str(min(column)) if min(column) == max(column) else f"{min(column)} to {max(column)}" for column in columns)
-    return _NUMBER.sub(lambda _: next(ranges), remarks[0])
-
-
-def kernels(records: Iterable[Record]) -> Table:
-    """Return one line for each compiled kernel; equal kernels of several cases are one line."""
+def kernels(records: Iterable[Record]) -> list[Table]:
+    """Return a table for each implementation, a line for each compiled kernel; equal kernels of several cases are one line."""
     heads = ("implementation", "kernel", "digest", "registers", "shared", "spills", "cases")
-    counts = collections.Counter((r.row, *_kernel(kernel)) for r in records for kernel in r.kernels)
-    return Table(heads=heads, lines=tuple((*key, str(number)) for key, number in sorted(counts.items())), words=3)
+    by_impl: dict[str, list[Record]] = collections.defaultdict(list)
+    for record in records:
+        if record.kernels:
+            by_impl[record.impl].append(record)
+    made = []
+    for impl, found in by_impl.items():
+        counts = collections.Counter((r.row, *_kernel(kernel)) for r in found for kernel in r.kernels)
+        lines = tuple((*key, str(number)) for key, number in sorted(counts.items()))
+        fold = f"{impl}: {units.count(len(lines), 'kernel')}{_resources([kernel for r in found for kernel in r.kernels])}"
+        made.append(Table(heads=heads, lines=lines, words=3, fold=fold, alarm="spills"))
+    return made
+
+
+def _resources(found: Sequence[Mapping[str, Any]]) -> str:
+    """What of an implementation's kernels is worth a look before the table is opened."""
+    registers = [kernel["registers"] for kernel in found if rows.is_number(kernel.get("registers"))]
+    spills = [kernel["spill_bytes"] for kernel in found if rows.is_number(kernel.get("spill_bytes"))]
+    text = f", {merged([f'{least} registers' for least in map(str, sorted(registers))])}" if registers else ""
+    return text + (f", spills up to {units.size(max(spills))}" if any(spills) else ", no spills" if spills else "")
 
 
 def _kernel(kernel: Mapping[str, Any]) -> tuple[str, ...]:
@@ -122,13 +182,18 @@ def _kernel(kernel: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def conditions(records: Iterable[Record]) -> Table:
-    """Return what NVML said around the samples: least and most of every number, every text that occurred."""
-    seen: dict[str, list[Any]] = collections.defaultdict(list)
+    """Return what NVML said around the samples: numbers from least to most, and of a text or a list how often each occurred."""
+    numbers: dict[str, list[float]] = collections.defaultdict(list)
+    words: collections.Counter[tuple[str, str]] = collections.Counter()
     for record in records:
         for name, value in _leaves(record.nvml):
-            seen[name].append(value)
-    lines = tuple((_words(name), *_range(values)) for name, values in seen.items())
-    return Table(heads=("fact", "least", "most", "rows"), lines=lines)
+            if rows.is_number(value):
+                numbers[name].append(value)
+            else:
+                words.update((name, units.plain(item)) for item in (value if isinstance(value, list | tuple) else [value]))
+    lines = [(_words(name), _range(found), str(len(found))) for name, found in numbers.items()]
+    lines += [(_words(name), text, str(number)) for (name, text), number in words.most_common()]
+    return Table(heads=("fact", "values", "times"), lines=tuple(lines), words=2)
 
 
 def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -140,11 +205,9 @@ def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _range(values: Sequence[Any]) -> tuple[str, str, str]:
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) == len(values):
-        return units.plain(min(numbers)), units.plain(max(numbers)), str(len(values))
-    return "; ".join(sorted(set(map(units.plain, values)))), units.MISSING, str(len(values))
+def _range(numbers: Sequence[float]) -> str:
+    least, most = min(numbers), max(numbers)
+    return units.plain(least) if least == most else f"{units.plain(least)} to {units.plain(most)}"
 
 
 def _words(name: str) -> str:
@@ -152,7 +215,7 @@ def _words(name: str) -> str:
     names = {"mhz": "MHz", "c": "°C", "w": "W", "j": "J", "s": "s", "bytes": "bytes"}
     stem, _, unit = name.rpartition("_")
     text = f"{stem} ({names[unit]})" if stem and unit in names else name
-    return re.sub("_", " ", text)
+    return text.replace("_", " ")
 
 
 def environment(records: Iterable[Record]) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import tabulate
 
 from harness.record import STATUSES, Record
-from harness.report import rows, units
+from harness.report import reasons, rows, tables, units
 
 WIDTH = 100
 _LISTED = 40  # verdicts up to which each is a line of its own
@@ -29,15 +29,14 @@ def terminal_table(records: Sequence[Record]) -> str:
     timed = [group for group in groups if group.timed]
     parts = [_case_table(group) for group in timed] or [_verdicts(records)]
     parts += _other_rows(records)
-    text = "\n\n".join([*parts, _wrapped(rows.summary_line(records), "")])
+    text = "\n\n".join([*parts, _wrapped(reasons.summary_line(records), "")])
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 def _case_table(group: rows.CaseRows) -> str:
     """One case: heading, then its timed rows, fastest first."""
-    kind = group.first.device_kind
-    time = units.time_scale(kind, map(rows.time_s, group.timed))
-    rate = units.rate_scale(kind)
+    time = units.time_scale(group.first.device_kind, map(rows.time_s, group.timed))
+    rate = tables.rate_scale(group.first)
     heads = ["implementation", f"{time.unit}", "±", rate.unit, "ceiling", f"plan {time.unit}", "workspace", "flags"]
     lines = [
         [
@@ -45,10 +44,10 @@ def _case_table(group: rows.CaseRows) -> str:
             time.show(rows.time_s(record)),
             units.percent(rows.spread(record)),
             rate.show(rows.rate(record), 3),
-            units.percent(record.ceiling_share),
+            units.percent(rows.share(record)),
             time.show(record.plan_s.median if record.plan_s else None, 3),
             units.size(record.workspace_bytes),
-            ", ".join(record.flags),
+            ", ".join(map(units.prose, record.flags)),
         ]
         for record in group.timed
     ]
@@ -66,14 +65,15 @@ def _heading(group: rows.CaseRows, rate: units.Scale) -> str:
 
 
 def _traffic(group: rows.CaseRows) -> list[str]:
-    moved = group.first.traffic_bytes
-    return [] if moved is None else [units.size(moved)]
+    moved, flops = group.first.traffic_bytes, group.first.flops
+    parts = [] if moved is None else [units.size(moved)]
+    return [*parts, f"{units.flops(flops)}, by which it is bound"] if flops and rows.is_arithmetic(group.first) else parts
 
 
 def _verdicts(records: Sequence[Record]) -> str:
     """One line a row where they are few, else one line an implementation; errors are shares of what was allowed."""
     if len(records) <= _LISTED:
-        lines = [[record.row, record.case, record.status, units.percent(rows.worst_error(record))] for record in records]
+        lines = [[record.row, record.case, record.status, units.of_allowed(rows.worst_error(record))] for record in records]
         return _table(["implementation", "case", "verdict", "of allowed"], lines, words={0, 1, 2})
     groups: dict[str, list[Record]] = collections.defaultdict(list)
     for record in records:
@@ -83,16 +83,16 @@ def _verdicts(records: Sequence[Record]) -> str:
     for name, group in groups.items():
         counts = collections.Counter(record.status for record in group)
         worst = max((error for error in map(rows.worst_error, group) if error is not None), default=None)
-        lines.append([name, *(str(counts[status] or units.MISSING) for status in statuses), units.percent(worst)])
+        lines.append([name, *(str(counts[status] or units.MISSING) for status in statuses), units.of_allowed(worst)])
     return _table(["implementation", *statuses, "worst error"], lines, words={0})
 
 
 def _other_rows(records: Sequence[Record]) -> Iterator[str]:
-    """Bad rows with their whole reason; unsupported and skipped ones gathered by reason."""
-    for reason in rows.reasons(records):
-        head = f"{reason.status}: {reason.names}"
-        body = "\n".join(_wrapped(line, "    ") for line in reason.reason.splitlines())
-        cases = list(dict.fromkeys(record.case for record in reason.rows))
+    """Rows gathered by reason, with the whole of it; what is to be acted on comes last, where it stays in sight."""
+    for reason in reversed(reasons.reasons(records)):
+        head = f"{reason.status}: {reason.names}; {reason.count}"
+        body = "\n".join(_wrapped(line, "    ") for line in reason.text.splitlines())
+        cases = reason.cases
         where = "\n" + _wrapped(f"on {', '.join(cases)}", "    ") if len(cases) <= 3 else ""
         yield f"{_wrapped(head, '')}{where}\n{body}"
 

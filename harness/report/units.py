@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable
 
 from harness.record import Samples
@@ -36,13 +37,16 @@ def time_scale(device_kind: str, values: Iterable[float | None]) -> Scale:
 
 
 def interval(scale: Scale, samples: Samples | None) -> str:
-    """Return a confidence interval as "479.9 to 480.8"."""
-    return MISSING if samples is None else f"{scale.show(samples.low)} to {scale.show(samples.high)}"
+    """Return a confidence interval as "479.9 to 480.8"; one visit has none."""
+    if samples is None or len(samples.samples) == 1:
+        return MISSING
+    return f"{scale.show(samples.low)} to {scale.show(samples.high)}"
 
 
-def rate_scale(device_kind: str) -> Scale:
-    """TB/s on a GPU, GB/s on a CPU; 10^12 and 10^9 bytes a second."""
-    return Scale("TB/s", 1e12) if device_kind == "cuda" else Scale("GB/s", 1e9)
+def rate_scale(device_kind: str, is_arithmetic: bool = False) -> Scale:
+    """TB/s on a GPU, GB/s on a CPU; 10^12 and 10^9 bytes a second. For arithmetic TFLOP/s and GFLOP/s."""
+    what = "FLOP/s" if is_arithmetic else "B/s"
+    return Scale(f"T{what}", 1e12) if device_kind == "cuda" else Scale(f"G{what}", 1e9)
 
 
 def decimal(value: float, digits: int = 4, most_places: int = 12) -> str:
@@ -67,6 +71,12 @@ def size(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def flops(count: float) -> str:
+    """Return a number of floating-point operations as "66.5 GFLOP"."""
+    unit, name = next(((unit, name) for unit, name in ((1e12, "TFLOP"), (1e9, "GFLOP")) if count >= unit), (1e6, "MFLOP"))
+    return f"{decimal(count / unit, 3)} {name}"
+
+
 def round_size(count: float) -> str:
     """Return a round number of bytes, a tick of an axis, as "10 MB"."""
     unit, name = next(((unit, name) for unit, name in _BYTES if count >= unit), (1.0, "B"))
@@ -76,6 +86,13 @@ def round_size(count: float) -> str:
 def percent(share: float | None) -> str:
     """Return a share of one as "97.8%"."""
     return MISSING if share is None else f"{100 * share:.1f}%"
+
+
+def of_allowed(error: float | None) -> str:
+    """Return an error as a share of what was allowed: "41.2%", "35 times", "not finite"."""
+    if error is None or error < 10:
+        return percent(error)
+    return f"{error:.0f} times" if error < 1e6 else f"{error:.0e} times" if math.isfinite(error) else "not finite"
 
 
 def ratio(value: float | None) -> str:
@@ -94,6 +111,22 @@ def joules(value: float | None) -> str:
 def count(number: int, noun: str) -> str:
     """Return "1 row", "2 rows"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+_RAW = re.compile(r"(?<![\w.])(\d{1,15}(?:\.\d{1,15})?(?:e[+-]?\d{1,2})?) (s|bytes)\b")
+
+
+def prose(text: str) -> str:
+    """Return a flag with its seconds and bytes, which records have in SI, as people read them: "4.64e-05 s" is "46.4 µs"."""
+
+    def shown(found: re.Match[str]) -> str:
+        value = float(found[1])
+        if found[2] == "bytes":
+            return size(value)
+        scale = MICROSECONDS if value < 10e-3 else MILLISECONDS if value < 1 else SECONDS
+        return f"{scale.show(value, 3)} {scale.unit}" if value < 1 else found[0]
+
+    return _RAW.sub(shown, text)
 
 
 def plain(value: object) -> str:

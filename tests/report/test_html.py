@@ -110,6 +110,57 @@ def test_a_check_alone_makes_a_page(gpu_run):
     assert 'id="curves"' not in text
 
 
+def marks_of(text):
+    """The heat map's numbers, as a reader sees them."""
+    return [cell for line in Page(text).rows["heat"][1:] for cell in line[1:]]
+
+
+def test_doubted_times_are_marked_wherever_they_stand(gpu_run):
+    """A flagged row is marked in the heat map and in the overview, and is the best of its case only without doubt."""
+    best = next(r for r in gpu_run if r.row == "cuda.split_kv[NHD]" and r.launch_s)
+    share, time = f"{100 * best.ceiling_share:.0f}", f"{1e6 * best.launch_s.median:.1f} µs"
+    text = page_of([replace(best, flags=("never converged: one visit, which has no interval",))])
+    flagged = page_of([replace(best, flags=("workspace: declares 0 bytes, holds 4 bytes",))])
+
+    assert marks_of(text) == [f"{share}*"]
+    assert f'>{time}</span><span class="mark-doubt">*</span>' in text
+    assert '<tr class="best">' not in text
+    assert marks_of(flagged) == [f"{share}†"]
+    assert '<tr class="best">' in flagged
+
+
+def test_rows_that_run_nowhere_are_named_once(gpu_run):
+    """A row that the device bars from every case is named with the reason and stands in no table."""
+    barred = [replace(r, status="unsupported", reason="runs on cpu only (got cuda)", launch_s=None)
+              for r in gpu_run if r.impl == "numpy.dense"]
+    text = page_of([*barred, *(r for r in gpu_run if r.impl != "numpy.dense")])
+
+    assert text.count("numpy.dense") == 1
+    assert f"numpy.dense[HND] in {len(barred)} cases" in text
+
+
+def test_a_case_bound_by_arithmetic_is_held_against_the_fastest(gpu_run):
+    """Its row of the heat map says so, its rates are FLOPs a second, and no share of the ceiling of reading shows."""
+    records = [replace(r, flops=200 * r.traffic_bytes) if r.case == "facts.a" else r for r in gpu_run]
+    page = Page(page_of(records))
+    line = next(line for line in page.rows["heat"] if line[0].startswith("facts.a"))
+
+    assert line[0] == "facts.a of fastest"
+    assert "100" in line
+    assert page.rows["case-0"][0][2] == "TFLOP/s"
+    assert "of ceiling" not in page.rows["case-0"][0]
+    assert "of ceiling" in page.rows["case-1"][0]
+
+
+def test_a_long_reason_is_folded(gpu_run):
+    """Its first and last line show at once, the source between them when it is opened."""
+    lines = ["prepare: CompilationError: at 17:4:", *(f"    line {n}" for n in range(20)), "AssertionError: in loop"]
+    text = page_of([replace(gpu_run[0], status="failed", reason="\n".join(lines), launch_s=None)])
+
+    assert "<code>prepare: CompilationError: at 17:4:\nAssertionError: in loop</code></summary>" in text
+    assert text.count("line 13") == 1
+
+
 def test_no_records_make_a_page():
     """An empty run is a page that says so."""
     assert "Nothing ran" in page_of([])

@@ -49,6 +49,29 @@ def test_the_verdict_comes_first_and_every_status_shows(gpu_run):
     assert "throttled: power cap in 3 of 8 visits" in text
 
 
+def test_no_column_is_empty(gpu_run):
+    """What no row has is no column: peers where there are none, statuses that did not occur."""
+    ours = [r for r in gpu_run if r.row == "cuda.split_kv[HND]" and r.status == "ok"]
+    text = markdown(ours)
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)]
+
+    assert "fastest peer" in markdown(gpu_run)
+    assert "fastest peer" not in text
+    for heads, _, *lines in tables:
+        for column in range(1, heads.count("|") - 1):
+            assert {line.split("|")[column + 1].strip() for line in lines} != {"-"}, heads
+
+
+def test_a_doubted_time_is_not_bold(gpu_run):
+    """The fastest time is marked and not bold where it is in doubt, and the mark is explained."""
+    best = next(r for r in gpu_run if r.row == "cuda.split_kv[NHD]" and r.launch_s)
+    text = markdown([dataclasses.replace(best, flags=("never converged: one visit, which has no interval",))])
+
+    assert "µs\\* `cuda.split_kv[NHD]`" in text
+    assert "**" not in text
+    assert "\\* the time is in doubt" in text
+
+
 def test_a_clean_run_says_so(gpu_run):
     """Without a bad row the verdict is that all are right, and no reason is made up."""
     clean = [record for record in gpu_run if record.status == "ok" and record.role == "implementation"]

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.report import rows, terminal_table, write_report
+from harness.record import Samples
+from harness.report import rows, tables, terminal_table, write_report
 
 
 @pytest.fixture
@@ -14,20 +15,62 @@ def one(gpu_run):
     return next(r for r in gpu_run if r.row == "cuda.split_kv[NHD]" and r.launch_s)
 
 
-def test_a_wrong_peer_does_not_spoil_ours(one):
-    """Ours decide the verdict; a peer's fault is told."""
-    peer = replace(one, impl="peer.x", status="wrong", reason="NaN")
+def test_the_larger_side_of_the_interval_counts(one):
+    """What stands behind "±" is what convergence is judged by; a single visit has no interval."""
+    lopsided = replace(one, launch_s=Samples(median=10.0, low=9.9, high=10.5, samples=(9.9, 10.0, 10.0, 10.0, 10.5)))
+    single = replace(one, launch_s=Samples(median=10.0, low=10.0, high=10.0, samples=(10.0,)))
 
-    assert rows.verdict([one]) == ("All 1 row that ran are right", True)
-    assert rows.verdict([one, peer]) == ("All of ours that ran are right; peers: 1 row wrong", True)
-    assert rows.verdict([replace(peer, impl="cuda.x")]) == ("1 row wrong", False)
+    assert rows.spread(lopsided) == pytest.approx(0.05)
+    assert rows.spread(single) is None
 
 
-def test_a_control_that_passes_is_bad_news(one):
-    """A kernel that is wrong on purpose and passes means that the checker is blind."""
-    assert rows.verdict([one, replace(one, role="control")]) == (
-        "All of ours that ran are right; 1 control passed that should not", False
-    )
+def test_arithmetic_is_no_matter_of_reading(one):
+    """From RIDGE FLOPs a byte on a rate is FLOPs a second and the ceiling of reading is no measure."""
+    prefill = replace(one, flops=rows.RIDGE * one.traffic_bytes)
+
+    assert rows.rate(one) == one.traffic_bytes / one.launch_s.median
+    assert rows.rate(prefill) == prefill.flops / prefill.launch_s.median
+    assert (rows.share(one), rows.share(prefill)) == (one.ceiling_share, None)
+    assert tables.reached(prefill).endswith(" TFLOP/s")
+    assert tables.reached(replace(prefill, device_kind="cpu")).endswith(" GFLOP/s")
+
+
+@pytest.mark.parametrize(("flags", "mark"), [
+    ((), ""), (("workspace: declares 0 bytes, holds 4 bytes",), rows.FLAGGED), (("never converged: within 9%",), rows.DOUBTED),
+    (("timers disagree: by much",), rows.DOUBTED), (("above the ceiling: wrong",), rows.DOUBTED),
+    (("throttled: 3 visits discarded",), rows.FLAGGED),
+])
+def test_a_doubted_time_is_marked(one, flags, mark):
+    """Flags that put the time in doubt are marked apart from others."""
+    assert rows.mark(replace(one, flags=flags)) == mark
+
+
+def test_five_good_visits_outlive_a_throttle(one):
+    """Throttled visits are discarded: with fewer than five left the time is in doubt."""
+    few = replace(one.launch_s, samples=one.launch_s.samples[:4])
+
+    assert rows.doubts(replace(one, flags=("throttled: 9 visits discarded",), launch_s=few))
+
+
+def test_a_doubted_time_wears_no_crown(one):
+    """The fastest row keeps its place, but is the best of its case only with a time that is not in doubt."""
+    quick = replace(one, impl="cuda.quick", flags=("never converged: one visit, which has no interval",),
+                    launch_s=replace(one.launch_s, median=one.launch_s.median / 2))
+    [group] = rows.by_case([one, quick])
+
+    assert group.timed == (quick, one)
+    assert not group.is_crowned(quick)
+    assert group.is_crowned(replace(quick, flags=()))
+
+
+def test_what_runs_on_no_case_is_told_from_what_one_case_forbids(one):
+    """A row unsupported everywhere for one reason is the device's matter; one that runs somewhere, or in a run of one, is not."""
+    cases = [replace(one, case=name, case_digest=name) for name in ("a", "b")]
+    barred = [replace(r, impl="numpy.x", status="unsupported", reason="runs on cpu only (got cuda)") for r in cases]
+    partly = [replace(barred[0], impl="cuda.y", reason="head_dim"), replace(cases[1], impl="cuda.y")]
+
+    assert rows.nowhere([*cases, *barred, *partly]) == barred
+    assert rows.nowhere([cases[0], barred[0]]) == []
 
 
 def test_a_command_survives_the_shell(one):

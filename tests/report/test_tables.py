@@ -19,17 +19,36 @@ def test_equal_kernels_are_one_line(gpu_run):
     ours = [r for r in gpu_run if r.row == "cuda.split_kv[NHD]"]
     fat = replace(ours[0], kernels=({**ours[0].kernels[0], "registers": 255, "spill_bytes": 64},))
 
-    assert tables.kernels(ours).lines == (
+    [table], [fatter] = tables.kernels(ours), tables.kernels([*ours, fat])
+    assert table.lines == (
         ("cuda.split_kv[NHD]", "split_kv", "0a1b2c3d4e5f", "128", "65.5 kB", "0 B", str(len(ours))),
     )
-    assert tables.kernels([*ours, fat]).lines[1][3:] == ("255", "65.5 kB", "64 B", "1")
+    assert fatter.lines[1][3:] == ("255", "65.5 kB", "64 B", "1")
+    assert (table.fold, table.has_alarm) == ("cuda.split_kv: 1 kernel, 128 registers, no spills", False)
+    assert (fatter.fold, fatter.has_alarm) == ("cuda.split_kv: 2 kernels, 128 to 255 registers, spills up to 64 B", True)
 
 
 def test_conditions_are_ranges(gpu_run):
-    """Clocks and temperatures are shown as least and most over all rows, in their units."""
-    lines = {line[0]: line[1:3] for line in tables.conditions(gpu_run).lines}
+    """Clocks and temperatures go from least to most over all rows, in their units; each throttle is counted."""
+    throttled = [replace(r, nvml={"throttles": reasons}) for r, reasons in zip(gpu_run, (["power cap"], ["heat", "power cap"]))]
+    lines = {line[:2]: line[2] for line in tables.conditions([*gpu_run, *throttled]).lines}
+    readings = str(2 * sum(bool(r.nvml) for r in gpu_run))
 
-    assert lines == {"sm clock (MHz)": ("1965", "1980"), "temperature (°C)": ("41", "55")}
+    assert lines == {
+        ("sm clock (MHz)", "1965 to 1980"): readings, ("temperature (°C)", "41 to 55"): readings,
+        ("throttles", "power cap"): "2", ("throttles", "heat"): "1",
+    }
+
+
+def test_checks_of_any_kind_are_counted(gpu_run):
+    """A kind of check is a line whatever it is called and holds; the largest error is that of a row which passed."""
+    first, second = gpu_run[0], gpu_run[1]
+    ok, wrong, other = {"passed": True, "ratios": {"l2": 0.5}}, {"passed": False, "ratios": {"l2": "inf"}}, {"permuted": "equal"}
+    records = [replace(first, check={"mixed": ok, "relations": other}), replace(second, check={"mixed": wrong})]
+
+    assert tables.checks(records).lines == (
+        ("mixed", f"{first.row} on {first.case}", "2", "1", "50.0%"), ("relations", "-", "1", "-", "-"),
+    )
 
 
 def test_the_environment_names_every_value(gpu_run):

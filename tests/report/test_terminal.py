@@ -28,7 +28,7 @@ def test_a_row_shows_its_record(gpu_run):
     record = next(r for r in gpu_run if r.case == "facts.a" and r.row == "cuda.split_kv[NHD]")
     line = next(line for line in terminal_table([record]).splitlines() if line.startswith("cuda.split_kv[NHD]"))
     name, time, interval, rate, ceiling, *_ = line.split()
-    half = (record.launch_s.high - record.launch_s.low) / 2
+    half = max(record.launch_s.high - record.launch_s.median, record.launch_s.median - record.launch_s.low)
 
     assert name == record.row
     assert float(time) == pytest.approx(record.launch_s.median * 1e6, rel=5e-4)
@@ -67,6 +67,21 @@ def test_the_summary_counts_every_row_once(gpu_run):
         "319 ok, 2 wrong, 13 unsupported, 4 skipped, 1 failed, 1 timed out; controls: 17 wrong; readers: 17 ok"
     )
     assert len(gpu_run) == 319 + 2 + 13 + 4 + 1 + 1 + 17 + 17
+
+
+def test_a_wrong_row_is_not_infinite_percent_wrong(gpu_run):
+    """NaN in an output is said in words."""
+    wrong = replace(gpu_run[0], status="wrong", reason="NaN", launch_s=None, check={"plain": {"ratios": {"l2": "inf"}}})
+
+    assert "not finite" in terminal_table([wrong])
+    assert "inf%" not in terminal_table([wrong] * 50)
+
+
+def test_what_must_be_acted_on_comes_last(gpu_run):
+    """Wrong and failed rows stand nearest to the prompt."""
+    text = terminal_table(gpu_run)
+
+    assert text.index("\nskipped: ") < text.index("\nunsupported: ") < text.index("\nfailed: ") < text.index("\nwrong: ")
 
 
 def test_no_records_make_no_table():

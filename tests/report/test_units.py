@@ -37,6 +37,30 @@ def test_an_interval_shows_both_ends():
     assert units.interval(units.MICROSECONDS, None) == "-"
 
 
+def test_one_visit_has_no_interval():
+    """The interval of one visit would read as if nothing varied."""
+    assert units.interval(units.MICROSECONDS, Samples(median=10e-6, low=10e-6, high=10e-6, samples=(10e-6,))) == "-"
+
+
+@pytest.mark.parametrize(("flag", "text"), [
+    ("timers disagree: events say 4.64e-05 s, the second opinion 0.0123 s",
+     "timers disagree: events say 46.4 µs, the second opinion 12.3 ms"),
+    ("workspace: declares 512 bytes, holds 33567232 bytes", "workspace: declares 512 B, holds 33.6 MB"),
+    ("the limit is 60 s after 12 visits of v2.5 sets", "the limit is 60 s after 12 visits of v2.5 sets"),
+])
+def test_flags_are_in_units_for_people(flag, text):
+    """Seconds and bytes within a sentence are shown as everywhere; other numbers stay."""
+    assert units.prose(flag) == text
+
+
+@pytest.mark.parametrize(("error", "text"), [
+    (None, "-"), (0.412, "41.2%"), (3.5, "350.0%"), (35.2, "35 times"), (3e8, "3e+08 times"), (float("inf"), "not finite"),
+])
+def test_errors_are_shares_of_what_is_allowed(error, text):
+    """A wrong row's error is so many times what is allowed, and NaN or infinity is neither a share nor a number."""
+    assert units.of_allowed(error) == text
+
+
 def test_what_was_not_measured_is_a_dash():
     """None is a dash in every unit, never a zero."""
     assert {units.percent(None), units.ratio(None), units.joules(None), units.MICROSECONDS.show(None)} == {"-"}
