@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": ("harness.commands.compare", "two runs, or a run against the baseline", "pagedbench compare results/runs/STAMP"),
     "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept results/runs/STAMP -m WHY"),
     "history": ("harness.commands.history", "rows over revisions, and the steps in them", "pagedbench history show"),
+    "ab": ("harness.commands.ab", "two revisions or implementations, measured in turn", "pagedbench ab main --suite quick"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
     "doctor": ("harness.commands.doctor", "what this machine has, and why the rest is missing", "pagedbench doctor"),

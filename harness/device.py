@@ -138,9 +138,8 @@ def toolchain() -> dict[str, str]:
     return found
 
 
-def revision() -> str:
-    """The checkout's short commit id, "+" behind it where files differ from it; "unknown" outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
+def revision(root: Path = Path(__file__).resolve().parent.parent) -> str:
+    """The short commit id of a checkout, "+" behind it where files differ from it; "unknown" outside one."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(channel: int) -> None:
     """Work through what standard input asks for; `channel` is the descriptor that the parent reads."""
-    _die_with_parent()
+    die_with_parent()
     faulthandler.enable()  # last words of a crash: where each thread was
     pipe = os.fdopen(channel, "w", buffering=1)
 
@@ -69,7 +69,7 @@ def _entry(registry: Registry, name: str, params: dict[str, Any]) -> Any:
     return dataclasses.replace(entry, params=params)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """On Linux, be killed when the parent dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

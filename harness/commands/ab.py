@@ -1,0 +1,176 @@
+"""`ab`: two revisions, or two implementations, measured in one run, in turn, on one device.
+
+    pagedbench ab main                          what this checkout changed against main
+    pagedbench ab ../other-checkout             the same, where there is no history
+    pagedbench ab main --impl-file kernels.py   kernels of your own, of your repository's main against its files now
+    pagedbench ab --impl cuda.a,cuda.b          two implementations of this checkout
+
+Exit codes are those of `compare`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands.compare import add_judging, tell
+from harness.commands.run import RUNS, Progress
+from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
+from harness.compare import groups, judge, unjudged
+from harness.costs import grown
+from harness.difference import Difference, paired
+from harness.duel import Duel, Match, Numbers, Pairs, Setup, Side, merged, root_of, sides_of, worktree
+from harness.match import Pair
+from harness.names import UsageError
+from harness.options import Options
+from harness.record import Record
+from harness.registry import Registry
+from harness.report.verdicts import Comparison
+from harness.rooms import HOUSE
+from harness.store import new_run
+from harness.supervisor import STALL_S
+
+#: Rounds of fresh processes, and pairs of visits of each row in a round.
+ROUNDS, VISITS = 2, 8
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add("reference", nargs="?", metavar="REF",
+        help="a revision (with --impl-file: of the repository that one stands in), or a folder")  # fmt: skip
+    add_selection(parser)
+    add_device(parser)
+    add_rounds(parser)
+    add_judging(parser)
+    add("--runs-dir", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
+
+
+def add_rounds(parser: argparse.ArgumentParser) -> None:
+    """Add how much is measured."""
+    add = parser.add_argument
+    add("--rounds", type=_count, default=ROUNDS, metavar="N", help="rounds of fresh processes (default: %(default)s)")
+    add("--visits", type=_count, default=VISITS, metavar="N", help="pairs of visits a row and round (default: %(default)s)")
+    add("--patient", action="store_true", help="also run what would take minutes on this device")
+    add("--stall", type=float, default=STALL_S, metavar="SECONDS", help="silence after which an arm is killed")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1 (got {text!r})")
+    return int(text)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure, judge and tell; returns the exit code."""
+    if arguments.rounds * arguments.visits < 2:
+        raise UsageError("--rounds and --visits must give two pairs at least")
+    registry = registry_of(arguments)
+    if arguments.reference is None:
+        matches, names = _two_implementations(arguments, registry), _split(arguments.impl)
+        same = Side(impl_files=arguments.impl_file)
+        return _duel(arguments, matches, (same, same), names)
+    _, cases = cases_of(arguments)
+    rows = rows_of(cases, entries_of(arguments, registry))
+    matches = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
+    # Who brings kernels of their own compares revisions of their own repository.
+    root = (root_of(Path.cwd()) or HOUSE) if arguments.impl_file else HOUSE
+    with worktree(arguments.reference, root) as tree:
+        return _duel(arguments, matches, sides_of(tree, root, arguments.impl_file), [arguments.reference, "this checkout"])
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
+
+
+def _two_implementations(arguments: argparse.Namespace, registry: Registry) -> list[Match]:
+    """Match two named implementations, each in its first layout or the one named, on all cases of their operator."""
+    names = _split(arguments.impl)
+    if len(names) != 2:
+        raise UsageError(f"without REF, --impl must name the two implementations, as in --impl a,b (got {len(names)})")
+    old, new = (registry.entries([name])[0] for name in names)
+    _, cases = cases_of(arguments)
+    matches = [Match(case=case, entries=(old, new)) for case in cases if case.op == old.impl.op == new.impl.op]
+    if not matches:
+        raise UsageError(f"no chosen case is of the operator of both {old} ({old.impl.op}) and {new} ({new.impl.op})")
+    return matches
+
+
+def setup_of(arguments: argparse.Namespace, run: str, sides: tuple[Side, Side]) -> Setup:
+    """Both arms as the arguments have them."""
+    options = Options(suite=arguments.suite or "custom", power="none", ceiling=False, patient=arguments.patient)
+    return Setup(sides=sides, device=arguments.device, options=options, run=run, stall_s=arguments.stall)
+
+
+def _duel(arguments: argparse.Namespace, matches: Sequence[Match], sides: tuple[Side, Side], names: Sequence[str]) -> int:
+    """Run both arms, keep the records of each, and tell what came of it."""
+    folder = new_run(arguments.runs_dir)
+    rounds: dict[int, list[Pairs]] = {number: [] for number in range(len(matches))}
+
+    def play(duel: Duel, _: int, numbers: Numbers) -> None:
+        for number, pairs in duel.alternate(numbers, arguments.visits).items():
+            rounds[number].append(pairs)
+
+    with Progress(arguments.rounds * len({match.case.name for match in matches}), quiet=arguments.json) as progress:
+
+        def say(doing: str) -> None:
+            progress.say(doing)
+            progress.step()
+
+        duel = Duel(setup_of(arguments, folder.name, sides), matches, say)
+        duel.run(arguments.rounds, play)
+    pairs = []
+    for number in range(len(matches)):
+        old, new = merged(duel, number, rounds[number])
+        pairs.append(Pair(old=old, new=new))
+    _keep(folder, pairs)
+    comparison = _judge(arguments, pairs, rounds, names)
+    return tell(comparison, arguments, folder)
+
+
+def _judge(
+    arguments: argparse.Namespace, pairs: Sequence[Pair], rounds: dict[int, list[Pairs]], names: Sequence[str]
+) -> Comparison:
+    numbers = {id(pair): number for number, pair in enumerate(pairs)}
+
+    def measure(pair: Pair) -> Difference | str:
+        return difference_of(rounds[numbers[id(pair)]])
+
+    judged = judge(pairs, arguments.threshold, measure)
+    told = f"{arguments.rounds} rounds of {arguments.visits} pairs of visits a row, both arms in turn."
+    return Comparison(
+        old=names[0],
+        new=names[1],
+        judged=judged,
+        growths=grown(pairs),
+        groups=groups(judged, arguments.group, arguments.threshold) if arguments.group else None,
+        unjudged=unjudged(pairs),
+        threshold=arguments.threshold,
+        strict_peers=arguments.strict_peers,
+        notes=[told],
+    )
+
+
+def difference_of(rounds: Sequence[Pairs]) -> Difference | str:
+    """Compare the pairs of all rounds, or say why that cannot be."""
+    count = sum(len(pairs) for pairs in rounds)
+    if count < 2:
+        return f"{count} pairs of visits came about; the clock was held down in all others"
+    if any(min(pair) <= 0 for pairs in rounds for pair in pairs):
+        return "a visit took no time at all"
+    return paired(rounds)
+
+
+def _keep(folder: Path, pairs: Sequence[Pair]) -> None:
+    """Write old.jsonl and new.jsonl: the i-th sample of a row in one was taken beside the i-th in the other."""
+    sides: tuple[tuple[str, list[Record]], ...] = (
+        ("old", [pair.old for pair in pairs if pair.old]),
+        ("new", [pair.new for pair in pairs if pair.new]),
+    )
+    for name, records in sides:
+        marked = [dataclasses.replace(record, run=f"{record.run}.{name}") for record in records]
+        (folder / f"{name}.jsonl").write_text("".join(f"{record.to_line()}\n" for record in marked), encoding="utf-8")
+    print(f"records: {folder / 'old.jsonl'}, {folder / 'new.jsonl'}", file=sys.stderr)

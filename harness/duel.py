@@ -1,0 +1,365 @@
+"""Two arms measured in one run, on one device, in turn: what a difference between two runs could be due to hits both.
+
+Each arm is a process of its own with allocations of its own (arm.py). Case by case both make their rows ready, one after
+the other; then each row is visited again and again, in shuffled order, by both arms one right after the other, which of
+them goes first being drawn each time. A round is all of it with fresh processes: what memory an arm was given, and which
+arm was started first, changes from round to round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from harness.interval import summarise
+from harness.names import UsageError
+from harness.ops.case import Case
+from harness.options import Options
+from harness.record import Record, parse_line
+from harness.registry import Entry
+from harness.rooms import HOUSE
+from harness.supervisor import LAST_WORDS, STALL_S, Work, lost_record
+
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.arm import main; main(int(sys.argv[2]))"
+OLD, NEW = 0, 1
+#: Attempts at a pair for each that is wanted: a visit with the clock held down makes none.
+ATTEMPTS = 2
+
+Numbers = Sequence[int]
+Pairs = list[tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+    """What an arm runs: the table of a checkout, files of implementations, and where Python looks for modules."""
+
+    tree: Path = HOUSE
+    impl_files: Sequence[str] = ()
+    path: Sequence[str] = dataclasses.field(default_factory=lambda: list(sys.path))
+
+
+def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, Side]:
+    """The old side, out of `tree`, and the new one, as this process sees it; `tree` is another state of `root`.
+
+    A tree with a table of ours gives its table. Files given by the user, and folders in which Python looks for modules,
+    are taken from the tree where they lie within `root`; a file that the tree has not got is left out. The harness is
+    the same on both sides.
+    """
+
+    def moved(path: str) -> str:
+        place = Path(path).resolve()
+        return str(tree / place.relative_to(root)) if place.is_relative_to(root) else path
+
+    old_files = [moved(path) for path in impl_files if Path(moved(path)).is_file()]
+    old_path = [moved(entry) if Path(entry).resolve() != HOUSE else entry for entry in sys.path]
+    has_table = (tree / "impls" / "__init__.py").is_file()
+    old = Side(tree=tree if has_table else HOUSE, impl_files=old_files, path=old_path)
+    return old, Side(impl_files=impl_files)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the arms run, and what both have in common."""
+
+    sides: tuple[Side, Side] = dataclasses.field(default_factory=lambda: (Side(), Side()))
+    device: str | None = None
+    options: Options = dataclasses.field(default_factory=lambda: Options(power="none", ceiling=False))
+    run: str = "unsaved"
+    stall_s: float = STALL_S
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Match:
+    """One row: the entries that meet on a case, which are the same unless two implementations are held together."""
+
+    case: Case
+    entries: tuple[Entry, Entry]
+
+
+class ArmDied(Exception):
+    """An arm ended, fell silent or lost its device; the message says how."""
+
+
+class Arm:
+    """The parent's end of one arm's process."""
+
+    def __init__(self, setup: Setup, side: int) -> None:
+        self.side, self._stall_s = side, setup.stall_s
+        self._doing, self._rest, self._lines = "starting", b"", list[bytes]()
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the arm
+        read, write = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(list(setup.sides[side].path)), str(write)],
+            pass_fds=[write],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(write)
+        self._channel = os.fdopen(read, "rb", buffering=0)
+        self.send(
+            tree=str(setup.sides[side].tree),
+            device=setup.device,
+            impl_files=list(setup.sides[side].impl_files),
+            options=dataclasses.asdict(setup.options),
+            run=setup.run,
+        )
+
+    def send(self, **message: Any) -> None:
+        """Tell the arm something; that it has died shows when it is asked."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def hear(self, *wanted: str) -> dict[str, Any]:
+        """Return the next message that has one of these keys, and what it was doing is forgotten. Raises ArmDied.
+
+        An error that the arm reports is wrong usage, or the harness's own.
+        """
+        while True:
+            message: dict[str, Any] = json.loads(self._line())
+            if "error" in message:
+                raise UsageError(message["error"])
+            if "lost" in message:
+                raise ArmDied(f"lost the device: {message['lost']}")
+            if "doing" in message:
+                self._doing = message["doing"]
+            elif any(key in message for key in wanted):
+                return message
+            else:
+                raise RuntimeError(f"an arm said {message}, where {' or '.join(wanted)} was due")
+
+    def _line(self) -> bytes:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            while not self._lines:
+                if not selector.select(self._stall_s):
+                    raise ArmDied(f"silent for {self._stall_s:.0f} s in '{self._doing}'{self._last_words()}")
+                chunk = self._channel.read(1 << 16)
+                if not chunk:
+                    raise ArmDied(f"died in '{self._doing}': exit code {self._process.wait()}{self._last_words()}")
+                *self._lines, self._rest = (self._rest + chunk).split(b"\n")
+        return self._lines.pop(0)
+
+    def _last_words(self) -> str:
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(size - LAST_WORDS, 0))
+        words = self._output.read().decode(errors="replace").strip()
+        return f"; last words: {words}" if words else "; it left no last words"
+
+    def close(self) -> None:
+        """End the process, however it is."""
+        self._process.kill()
+        self._process.wait()
+        self._channel.close()
+        self._output.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
+Play = Callable[["Duel", int, Numbers], None]
+
+
+class Duel:
+    """All rounds of two arms. `play(duel, round, numbers)` is called whenever both have these rows of a case ready.
+
+    records    by row number, each side's record of each round
+    facts      of the two arms: device, toolchain, revision
+    """
+
+    def __init__(self, setup: Setup, matches: Sequence[Match], progress: Callable[[str], None] = lambda _: None) -> None:
+        self.setup, self.matches, self.progress = setup, matches, progress
+        self.records: dict[int, tuple[list[Record], list[Record]]] = {n: ([], []) for n in range(len(matches))}
+        self.facts: list[dict[str, Any]] = [{}, {}]
+        self._arms: list[Arm | None] = [None, None]
+        self._chance = random.Random(0)
+
+    def run(self, rounds: int, play: Play) -> None:
+        """Play all cases in each of `rounds` rounds. UsageError where an arm cannot start; a death costs its case."""
+        cases: dict[str, list[int]] = {}
+        for number, match in enumerate(self.matches):
+            cases.setdefault(match.case.name, []).append(number)
+        try:
+            for turn in range(rounds):
+                for name, numbers in cases.items():
+                    self.progress(f"round {turn + 1} of {rounds}: {name}")
+                    self._case(turn, numbers, play)
+                self.close()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End both arms."""
+        for side, arm in enumerate(self._arms):
+            if arm is not None:
+                arm.close()
+                self._arms[side] = None
+
+    def _case(self, turn: int, numbers: Numbers, play: Play) -> None:
+        """One case of one round: every row gets a record on both sides, whatever happens."""
+        seen: list[dict[int, Record]] = [{}, {}]
+        died: dict[int, str] = {}
+        try:
+            self._start(turn)
+            ready = {side: self._prepare(side, numbers, seen[side]) for side in self._sides(turn)}
+            common = [number for number in numbers if all(number in (some or ()) for some in ready.values())]
+            if common:
+                play(self, turn, common)
+            for side, some in ready.items():
+                if some is not None:
+                    self._finish(side, seen[side])
+        except _Fallen as fallen:
+            died[fallen.side] = fallen.why
+            self.close()
+        for number in numbers:
+            for side in (OLD, NEW):
+                self.records[number][side].append(seen[side].get(number) or self._absent(side, number, died))
+
+    def _sides(self, turn: int) -> tuple[int, int]:
+        return (OLD, NEW) if turn % 2 == 0 else (NEW, OLD)
+
+    def _start(self, turn: int) -> None:
+        """Start the arms that are not there; an arm that dies before it has said hello ends the whole run."""
+        for side in self._sides(turn):
+            if self._arms[side] is not None:
+                continue
+            self._arms[side] = arm = Arm(self.setup, side)
+            try:
+                self.facts[side] = arm.hear("hello")["hello"]
+            except ArmDied as death:
+                raise UsageError(f"the {('old', 'new')[side]} arm {death}") from death
+        devices = [facts["device"]["uuid"] or facts["device"]["slug"] for facts in self.facts]
+        if devices[OLD] != devices[NEW]:
+            raise UsageError(f"the two arms are on different devices: {' and '.join(devices)}")
+
+    def _ask(self, side: int, *wanted: str, **message: Any) -> dict[str, Any]:
+        """Send an arm a message, if there is one, and return its answer. Raises _Fallen where it has died."""
+        arm = self._arms[side]
+        assert arm is not None
+        try:
+            if message:
+                arm.send(**message)
+            return arm.hear(*wanted)
+        except ArmDied as death:
+            raise _Fallen(side, str(death)) from death
+
+    def _prepare(self, side: int, numbers: Numbers, seen: dict[int, Record]) -> list[int] | None:
+        """Have a case's rows checked and made ready; return the numbers of those that are, None if the case is over."""
+        rows = [
+            {"number": n, "entry": str(self.matches[n].entries[side]), "params": dict(self.matches[n].entries[side].params)}
+            for n in numbers
+        ]
+        message = self._ask(side, "record", "ready", "done", case=self.matches[numbers[0]].case.to_json(), rows=rows)
+        while "record" in message:
+            seen[message["row"]] = parse_line(message["record"])
+            message = self._ask(side, "record", "ready", "done")
+        return list(message["ready"]) if "ready" in message else None
+
+    def _finish(self, side: int, seen: dict[int, Record]) -> None:
+        """Take the records of what was ready."""
+        message = self._ask(side, "record", "done", finish=True)
+        while "record" in message:
+            seen[message["row"]] = parse_line(message["record"])
+            message = self._ask(side, "record", "done")
+
+    def _absent(self, side: int, number: int, died: Mapping[int, str]) -> Record:
+        """The record of a row that its arm said nothing of."""
+        match, options = self.matches[number], self.setup.options
+        if side in died:
+            status, reason = "failed", died[side]
+        elif died:
+            status, reason = "skipped", f"the other arm {next(iter(died.values()))}"
+        else:
+            status, reason = "unsupported", f"{self.setup.sides[side].tree} has no such implementation or parameter"
+        work = Work(options=options, device=self.setup.device, run=self.setup.run, impl_files=(), rows=())
+        return lost_record(work, self.facts[side], status, reason, match.case, match.entries[side])
+
+    def alternate(self, numbers: Numbers, visits: int) -> dict[int, Pairs]:
+        """Visit rows in both arms, in turn, until each has `visits` pairs or has had ATTEMPTS as many tries."""
+        pairs: dict[int, Pairs] = {number: [] for number in numbers}
+        for _ in range(ATTEMPTS * visits):
+            waiting = [number for number in numbers if len(pairs[number]) < visits]
+            self._chance.shuffle(waiting)
+            for number in waiting:
+                seconds: list[float | None] = [None, None]
+                for side in self._chance.sample((OLD, NEW), 2):
+                    seconds[side] = self._ask(side, "seconds", visit=number)["seconds"]
+                old, new = seconds
+                if old is not None and new is not None:
+                    pairs[number].append((old, new))
+        return pairs
+
+    def spin(self, side: int, seconds: Mapping[int, float]) -> None:
+        """Let rows of one arm spin for so long after each launch from now on."""
+        self._ask(side, "ready", spin={str(number): share for number, share in seconds.items()})
+
+
+class _Fallen(Exception):
+    """An arm died while a case was played."""
+
+    def __init__(self, side: int, why: str) -> None:
+        super().__init__(why)
+        self.side, self.why = side, why
+
+
+def merged(duel: Duel, number: int, rounds: Sequence[Pairs]) -> tuple[Record, Record]:
+    """A row's two records over all rounds, with the visits of its pairs, in the same order on both sides, as samples.
+
+    A row that was not right in every round is what it was in the first round in which it was not. One without a pair
+    keeps what its arm measured alone.
+    """
+    pairs = [pair for of_round in rounds for pair in of_round]
+    made = []
+    for side in (OLD, NEW):
+        records = duel.records[number][side]
+        record = next((record for record in records if record.status != "ok"), records[0])
+        is_paired = bool(pairs) and record.status == "ok"
+        times = summarise([pair[side] for pair in pairs]) if is_paired else record.launch_s
+        made.append(dataclasses.replace(record, launch_s=times))
+    return made[OLD], made[NEW]
+
+
+def root_of(folder: Path) -> Path | None:
+    """The checkout that a folder lies in, if it lies in one."""
+    command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Path(done.stdout.strip()).resolve() if done.returncode == 0 else None
+
+
+@contextlib.contextmanager
+def worktree(reference: str, root: Path = HOUSE) -> Iterator[Path]:
+    """A folder with another revision of the checkout `root`, taken away afterwards; a folder that is there is used as it is.
+
+    Raises UsageError for what is neither.
+    """
+    if reference and Path(reference).is_dir():
+        yield Path(reference).resolve()
+        return
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UsageError(f"{reference!r} is neither a folder nor a revision of {root}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="pagedbench-ab-") as scratch:
+        tree = Path(scratch).resolve() / commit[:12]
+        git("worktree", "add", "--detach", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))
