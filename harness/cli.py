@@ -32,6 +32,7 @@ COMMANDS = {
     "ab": ("harness.commands.ab", "two revisions or implementations, measured in turn", "pagedbench ab main --suite quick"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
+    "fuzz": ("harness.commands.fuzz", "check random cases; failures are shrunk", "pagedbench fuzz --minutes 5 --impl 'cuda.*'"),
     "doctor": ("harness.commands.doctor", "what this machine has, and why the rest is missing", "pagedbench doctor"),
 }
 

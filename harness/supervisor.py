@@ -69,10 +69,13 @@ class _Death:
 
 
 class Supervisor:
-    """Runs `work` and yields its records. `facts` holds the device, the toolchain and the self-test once one is known."""
+    """Runs `work` and yields its records. `facts` holds the device, the toolchain and the self-test once one is known.
 
-    def __init__(self, work: Work, progress: Callable[[str], None] = lambda _: None) -> None:
-        self.work, self.progress = work, progress
+    A worker that is done goes to `spare`, where one is given, for the next piece of work.
+    """
+
+    def __init__(self, work: Work, progress: Callable[[str], None] = lambda _: None, spare: Spare | None = None) -> None:
+        self.work, self.progress, self._spare = work, progress, spare
         self.facts: dict[str, Any] = {}
         self._waiting = dict(enumerate(work.rows))
 
@@ -80,11 +83,14 @@ class Supervisor:
         """Yield a record for every row, whatever happens to workers. UsageError where none can start."""
         while self._waiting:
             before = len(self._waiting)
-            worker = _Worker(self)
+            worker = _Worker() if self._spare is None else self._spare.take()
             try:
-                yield from worker.records()
+                yield from worker.records(self)
             finally:
-                worker.close()
+                if self._spare is None or not worker.is_idle:
+                    worker.close()
+                else:
+                    self._spare.keep(worker)
             if worker.death is not None:
                 yield from self._bury(worker.death, progressed=len(self._waiting) < before)
 
@@ -148,6 +154,29 @@ def lost_record(work: Work, facts: Mapping[str, Any], status: str, reason: str, 
     )
 
 
+class Spare:
+    """A worker that is done with its work and waits for more: who has many small pieces need not start one for each."""
+
+    def __init__(self) -> None:
+        self._worker: _Worker | None = None
+
+    def take(self) -> _Worker:
+        """The worker kept, or a new one."""
+        worker, self._worker = self._worker, None
+        return worker or _Worker()
+
+    def keep(self, worker: _Worker) -> None:
+        """Hold on to one, in place of any before it."""
+        self.close()
+        self._worker = worker
+
+    def close(self) -> None:
+        """End the worker kept."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+
 def _signal(number: int) -> str:
     """The name of a signal; real-time signals have none."""
     try:
@@ -157,11 +186,11 @@ def _signal(number: int) -> str:
 
 
 class _Worker:
-    """One worker process, from its start to its end."""
+    """One worker process, from its start to its end. `is_idle`: it has done what it was asked and waits for more."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self) -> None:
         self.death: _Death | None = None
+        self.is_idle = False
         self._row: int | None = None
         self._doing = "starting"
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
@@ -176,13 +205,14 @@ class _Worker:
         )
         os.close(write)
         self._channel = os.fdopen(read, "rb", buffering=0)
+
+    def records(self, supervisor: Supervisor) -> Iterator[Record]:
+        """Send it the work and yield its records until it is done, dies or falls silent."""
+        self._supervisor, self._row, self._doing, self.is_idle = supervisor, None, "starting", False
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it may die at once; reading its channel tells
             self._process.stdin.write(json.dumps(supervisor.request()).encode() + b"\n")
-            self._process.stdin.close()
-
-    def records(self) -> Iterator[Record]:
-        """Yield the worker's records until it is done, dies or falls silent."""
+            self._process.stdin.flush()
         for line in self._lines():
             message = json.loads(line)
             if "record" in message:
@@ -198,6 +228,7 @@ class _Worker:
                 raise UsageError(message["error"])
             elif "done" in message:
                 self._supervisor.facts["spent_s"] = message["done"]
+                self.is_idle = True
                 return
             elif "lost" in message:
                 break
@@ -265,3 +296,6 @@ class _Worker:
         self.kill()
         self._channel.close()
         self._output.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it did not read before it died
+                self._process.stdin.close()

@@ -1,6 +1,6 @@
 """One process that may die: it measures rows and tells its parent, a line of JSON at a time. See supervisor.py.
 
-Lines it reads, one: the work. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number},
+Lines it reads: a piece of work each. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number},
 {"record": ..., "row": number}, {"lost": why} before it gives up a device that answers no more, {"error": why} for wrong
 usage, {"done": seconds by phase}.
 """
@@ -34,7 +34,8 @@ def main(channel: int) -> None:
         pipe.write(json.dumps(message) + "\n")
 
     try:
-        tell(done=_work(json.loads(sys.stdin.readline()), tell))
+        for line in sys.stdin:
+            tell(done=_work(json.loads(line), tell))
     except UsageError as error:
         tell(error=str(error))
     except BrokenPipeError:

@@ -18,7 +18,17 @@ DEFAULT_LAYOUTS = "HND,NHD"
 
 
 def add_selection(parser: argparse.ArgumentParser, suite: str | None = "quick") -> None:
-    """Add --impl, --impl-file, --case, --suite, --case-file and --shape."""
+    """Add --impl, --impl-file, --layouts, --case, --suite, --case-file and --shape."""
+    add_implementations(parser)
+    add = parser.add_argument
+    add("--case", action="append", default=[], metavar="GLOBS", help="cases, comma-separated globs over every suite's")
+    add("--suite", metavar="NAME", help=f"a suite of cases (default: {suite})" if suite else "a suite of cases")
+    add("--case-file", action="append", default=[], metavar="PATH", help="a JSON or TOML file of your own cases")
+    add("--shape", action="append", default=[], metavar="SHAPE", help="one case, e.g. q=32,kv=8,d=128,bs=16,lens=8192x64")
+
+
+def add_implementations(parser: argparse.ArgumentParser) -> None:
+    """Add --impl, --impl-file and --layouts."""
     add = parser.add_argument
     add(
         "--impl",
@@ -33,10 +43,6 @@ def add_selection(parser: argparse.ArgumentParser, suite: str | None = "quick") 
         metavar="NAMES",
         help=f"layouts besides each implementation's first, or all (default: {DEFAULT_LAYOUTS})",
     )
-    add("--case", action="append", default=[], metavar="GLOBS", help="cases, comma-separated globs over every suite's")
-    add("--suite", metavar="NAME", help=f"a suite of cases (default: {suite})" if suite else "a suite of cases")
-    add("--case-file", action="append", default=[], metavar="PATH", help="a JSON or TOML file of your own cases")
-    add("--shape", action="append", default=[], metavar="SHAPE", help="one case, e.g. q=32,kv=8,d=128,bs=16,lens=8192x64")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
