@@ -40,7 +40,8 @@ def html(records: Sequence[Record]) -> str:
         statuses=[status for status in STATUSES if any(counter[status] for counter in counts.values())], tally=counts,
         reasons=reasons.reasons(records), bad=reasons.BAD, left_out=left_out,
         doubted=rows.DOUBTED, flagged=rows.FLAGGED,
-        overview=[_overview(index, group) for index, group in enumerate(groups)],
+        overview=[_overview(index, group) for index, group in enumerate(groups)], timed=any(group.timed for group in groups),
+        arithmetic=any(rows.is_arithmetic(group.first) for group in groups),
         heat_maps=heat_maps(groups), marks=MARKS, curves=figures.curve_figures(records),
         memory=figures.memory_figure(records), cases=[_case(group) for group in groups],
         facts=list(tables.fact_tables(records)),
@@ -150,7 +151,8 @@ def _heat_map(name: str, groups: Sequence[tuple[int, rows.CaseRows]]) -> HeatMap
          [_cell(*shares[label], not group.ceiling) if label in shares else ("", "", "") for label in columns])
         for index, group, shares in shown
     ]  # fmt: skip
-    of = "percent of the measured ceiling" if with_ceiling else "percent of the fastest, for want of a ceiling"
+    of = "percent of the fastest, for want of a ceiling" if any(group.timed for _, group in groups) else "no times"
+    of = "percent of the measured ceiling" if with_ceiling else of
     of += "; of the fastest where it says so" if any(relative for _, _, relative, _ in lines) else ""
     return HeatMap(title=f"{name}: {of}", columns=[_head(label) for label in columns], lines=lines)
 

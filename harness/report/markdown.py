@@ -35,16 +35,18 @@ def _where(records: Sequence[Record]) -> list[str]:
 
 def _tally_table(records: Sequence[Record]) -> str:
     counts = reasons.tally(records)
-    lines = [[escape(whose), *(str(found[status] or units.MISSING) for status in STATUSES)] for whose, found in counts.items()]
-    return _filled(["rows", *STATUSES], lines, words=1)
+    lines = [(escape(whose), *(str(found[status] or units.MISSING) for status in STATUSES)) for whose, found in counts.items()]
+    return _filled(("rows", *STATUSES), lines)
 
 
 def _legend(groups: Sequence[rows.CaseRows]) -> list[str]:
     """What the marks beside times mean, as far as there are any."""
     found = {rows.mark(record) for group in groups for record in group.timed}
-    words = {rows.DOUBTED: "the time is in doubt, and nothing fastest by it is bold", rows.FLAGGED: "the row has another flag"}
-    said = "; ".join(f"{escape(mark)} {text}" for mark, text in words.items() if mark in found)
-    return [f"{said}: see its case."] if said else []
+    words = {rows.DOUBTED: "the time is in doubt and not to be quoted", rows.FLAGGED: "the row has another flag"}
+    said = [f"{escape(mark)} {text}: its case tells why." for mark, text in words.items() if mark in found]
+    if any(rows.is_arithmetic(group.first) for group in groups):
+        said.append("A case bound by arithmetic shows how fast it computes in place of a share of what could be read.")
+    return [" ".join(said)] if said else []
 
 
 def _overview(groups: Sequence[rows.CaseRows]) -> str:
@@ -58,9 +60,8 @@ def _overview(groups: Sequence[rows.CaseRows]) -> str:
         cells = [_best(record, group, scale) for record in (ours, peer)]
         faults = escape(reasons.faults(group)) or units.MISSING
         moved = units.size(group.first.traffic_bytes)
-        lines.append([name, moved, *cells, units.ratio(group.gain), tables.reached(best), faults])
-    heads = ["case", "bytes", "fastest of ours", "fastest peer", "peer / ours", "best of ceiling", "faults"]
-    return _filled(heads, lines, words=1)
+        lines.append((name, moved, *cells, units.ratio(group.gain), tables.reached(best), faults))
+    return _filled(("case", "bytes", "fastest of ours", "fastest peer", "peer / ours", "best of ceiling", "faults"), lines)
 
 
 def _best(record: Record | None, group: rows.CaseRows, scale: units.Scale) -> str:
@@ -95,7 +96,8 @@ def _others(records: Sequence[Record]) -> Iterator[str]:
     for reason in found:
         cases = reason.cases
         shown = ", ".join(map(code, cases)) if len(cases) <= 6 else f"{units.count(len(cases), 'case')}"
-        yield f"- **{reason.status}**: {code(reason.names)} on {shown}; {reason.count}\n\n{_quoted(reason.ends if reason.is_long else reason.text)}"
+        text = _quoted(reason.ends if reason.is_long else reason.text)
+        yield f"- **{reason.status}**: {code(reason.names)} on {shown}; {reason.count}\n\n{text}"
         if reason.is_long:
             yield f"  <details><summary>The whole reason</summary>\n\n{_quoted(reason.text)}\n\n  </details>"
 
@@ -109,15 +111,14 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
     for title, found in tables.fact_tables(records):
         yield f"## {title}"
         for one in found:
-            text = _filled(one.heads, [[escape(cell) for cell in line] for line in one.lines], words=one.words)
+            text = table(one.heads, [[escape(cell) for cell in line] for line in one.lines], words=one.words)
             yield f"<details><summary>{escape(one.fold)}</summary>\n\n{text}\n\n</details>" if one.fold else text
 
 
-def _filled(heads: Sequence[str], lines: Sequence[Cells], words: int) -> str:
-    """Set a Markdown table without the columns that hold nothing."""
-    kept = [i for i in range(len(heads)) if i == 0 or any(line[i] not in ("", units.MISSING) for line in lines)]
-    cells = [[line[i] for i in kept] for line in lines]
-    return table([heads[i] for i in kept], cells, words=sum(i < words for i in kept))
+def _filled(heads: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
+    """Set a Markdown table of which the first column is text, without the columns that hold nothing."""
+    found = tables.Table(heads=heads, lines=tuple(lines)).filled()
+    return table(found.heads, [list(line) for line in found.lines], words=1)
 
 
 def table(heads: Sequence[str], lines: Sequence[Cells], words: int) -> str:

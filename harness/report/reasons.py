@@ -122,8 +122,9 @@ def _faults(records: Sequence[Record]) -> str:
 
 
 def faults(group: CaseRows) -> str:
-    """Return "10 of 13 rows failed": what a case's fastest row was not held against."""
-    found = [r for r in (*group.timed, *group.untimed) if r.role == "implementation"]
+    """Return "10 of 13 rows failed", of those that could run: what a case's fastest row was not held against."""
+    every = (*group.timed, *group.untimed)
+    found = [r for r in every if r.role == "implementation" and r.status not in ("unsupported", "skipped")]
     counts = collections.Counter(r.status for r in found)
     of = f" of {units.count(len(found), 'row')} "
     return ", ".join(f"{counts[status]}{of}{word}" for status, word in BAD.items() if counts[status])

@@ -26,6 +26,13 @@ class Table:
     fold: str = ""
     alarm: str = ""
 
+    def filled(self) -> Table:
+        """Return the table without the columns that hold nothing; the first one stays."""
+        kept = [i for i in range(len(self.heads)) if i == 0 or any(line[i] not in ("", units.MISSING) for line in self.lines)]
+        lines = tuple(tuple(line[i] for i in kept) for line in self.lines)
+        words = sum(i < self.words for i in kept)
+        return dataclasses.replace(self, heads=tuple(self.heads[i] for i in kept), lines=lines, words=words)
+
     @property
     def has_alarm(self) -> bool:
         """Whether any cell is bad news."""
@@ -43,9 +50,8 @@ _Column = tuple[str, Callable[[Record], str]]
 def case_table(group: rows.CaseRows) -> Table:
     """Return the timed rows of a case, fastest first; the first column is the row's label, the last its flags."""
     columns = _case_columns(group)
-    cells = [[show(record) for _, show in columns] for record in group.timed]
-    kept = [i for i in range(len(columns)) if any(line[i] not in ("", units.MISSING) for line in cells)]
-    return Table(heads=tuple(columns[i][0] for i in kept), lines=tuple(tuple(line[i] for i in kept) for line in cells))
+    lines = tuple(tuple(show(record) for _, show in columns) for record in group.timed)
+    return Table(heads=tuple(head for head, _ in columns), lines=lines).filled()
 
 
 def _case_columns(group: rows.CaseRows) -> Sequence[_Column]:
@@ -106,7 +112,7 @@ def fact_tables(records: Sequence[Record]) -> Iterator[tuple[str, Sequence[Table
         ("Conditions during the samples", [conditions(records)]),
         ("Environment", [environment(records)]),
     )
-    yield from ((title, tables) for title, tables in found if any(table.lines for table in tables))
+    yield from ((title, [one.filled() for one in tables]) for title, tables in found if any(one.lines for one in tables))
 
 
 def checks(records: Iterable[Record]) -> Table:

@@ -64,7 +64,7 @@ def test_a_doubted_time_wears_no_crown(one):
 
 
 def test_what_runs_on_no_case_is_told_from_what_one_case_forbids(one):
-    """A row unsupported everywhere for one reason is the device's matter; one that runs somewhere, or in a run of one, is not."""
+    """A row unsupported everywhere for one reason is the device's matter; one that runs somewhere is no such row."""
     cases = [replace(one, case=name, case_digest=name) for name in ("a", "b")]
     barred = [replace(r, impl="numpy.x", status="unsupported", reason="runs on cpu only (got cuda)") for r in cases]
     partly = [replace(barred[0], impl="cuda.y", reason="head_dim"), replace(cases[1], impl="cuda.y")]

@@ -30,7 +30,7 @@ def test_equal_kernels_are_one_line(gpu_run):
 
 def test_conditions_are_ranges(gpu_run):
     """Clocks and temperatures go from least to most over all rows, in their units; each throttle is counted."""
-    throttled = [replace(r, nvml={"throttles": reasons}) for r, reasons in zip(gpu_run, (["power cap"], ["heat", "power cap"]))]
+    throttled = [replace(gpu_run[0], nvml={"throttles": reasons}) for reasons in (["power cap"], ["heat", "power cap"])]
     lines = {line[:2]: line[2] for line in tables.conditions([*gpu_run, *throttled]).lines}
     readings = str(2 * sum(bool(r.nvml) for r in gpu_run))
 
@@ -43,8 +43,8 @@ def test_conditions_are_ranges(gpu_run):
 def test_checks_of_any_kind_are_counted(gpu_run):
     """A kind of check is a line whatever it is called and holds; the largest error is that of a row which passed."""
     first, second = gpu_run[0], gpu_run[1]
-    ok, wrong, other = {"passed": True, "ratios": {"l2": 0.5}}, {"passed": False, "ratios": {"l2": "inf"}}, {"permuted": "equal"}
-    records = [replace(first, check={"mixed": ok, "relations": other}), replace(second, check={"mixed": wrong})]
+    ok, wrong = {"passed": True, "ratios": {"l2": 0.5}}, {"passed": False, "ratios": {"l2": "inf"}}
+    records = [replace(first, check={"mixed": ok, "relations": {"permuted": "equal"}}), replace(second, check={"mixed": wrong})]
 
     assert tables.checks(records).lines == (
         ("mixed", f"{first.row} on {first.case}", "2", "1", "50.0%"), ("relations", "-", "1", "-", "-"),
