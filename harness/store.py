@@ -89,13 +89,19 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         try:
             records.append(parse_line(line))
         except RecordError as error:
-            problems.append(f"{file}:{number}: skipped, {error}")
+            problems.append(f"{file}:{number}: skipped, {_short(str(error))}")
     return records, problems
 
 
+def _short(text: str) -> str:
+    """An error quotes what it got, which may be as long as the line."""
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
 def latest_run(out: Path) -> Path:
-    """The newest run's folder under `out`; raises UsageError where there is none."""
-    runs = sorted(folder for folder in out.glob("*") if (folder / RECORDS).is_file()) if out.is_dir() else []
+    """The newest run's folder under `out` that has records; raises UsageError where there is none."""
+    files = [folder / RECORDS for folder in out.glob("*")] if out.is_dir() else []
+    runs = sorted(file.parent for file in files if file.is_file() and file.stat().st_size)
     if not runs:
         raise UsageError(f"no run under {out}; `pagedbench run` makes one")
     return runs[-1]
