@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        return _dispatch(words)
+        code = _dispatch(words)
+        sys.stdout.flush()  # a reader that has left is met here, and not when Python ends
+        return code
     except UsageError as error:
         print(f"pagedbench: {error}", file=sys.stderr)
     except KeyboardInterrupt:

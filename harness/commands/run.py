@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,11 +56,21 @@ def add_how(parser: argparse.ArgumentParser) -> None:
     add("--in-process", action="store_true", help="no worker process, for debuggers: a crash ends the run")
     add(
         "--stall",
-        type=float,
+        type=_seconds,
         default=STALL_S,
         metavar="SECONDS",
         help="silence after which a worker is killed (default: %(default).0f)",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be seconds above 0 (got {text!r})")
+    return seconds
 
 
 def main(arguments: argparse.Namespace) -> int:

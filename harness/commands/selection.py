@@ -83,17 +83,17 @@ def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tup
     own = [parse.parse_shape(text) for text in arguments.shape]
     for path in arguments.case_file:
         own += parse.load_case_file(path)
-    _refuse_twins(own)
     room = load_room("cases")
     patterns = _split(arguments.case)
+    name, chosen = arguments.suite or "custom", own
     if arguments.suite is not None:
-        return arguments.suite, [*parse.select(suite(arguments.suite), patterns), *own]
-    if patterns:
-        pool = [*own, *room.ALL.values()]
-        return "custom", parse.select(pool, patterns)
-    if own:
-        return "custom", own
-    return default_suite, list(suite(default_suite))
+        chosen = [*parse.select(suite(arguments.suite), patterns), *own]
+    elif patterns:
+        chosen = parse.select([*own, *room.ALL.values()], patterns)
+    elif not own:
+        name, chosen = default_suite, list(suite(default_suite))
+    _refuse_twins(chosen)
+    return name, chosen
 
 
 def rows_of(cases: Sequence[Case], entries: Sequence[Entry]) -> list[tuple[Case, Entry]]:
@@ -119,7 +119,10 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         name, equals, value = setting.partition("=")
         if not name or not equals or not value:
             raise UsageError(f"--set must read NAME=VALUE (got {setting!r})")
-        found[name] = int(value) if value.lstrip("-").isdecimal() else value
+        try:
+            found[name] = int(value)
+        except ValueError:
+            found[name] = value
     return found
 
 
@@ -140,7 +143,7 @@ def _refuse_twins(cases: Sequence[Case]) -> None:
     seen: set[str] = set()
     for case in cases:
         if case.name in seen:
-            raise UsageError(f"two cases of your own are named {case.name!r}; rename one")
+            raise UsageError(f"two cases are named {case.name!r}; rename yours")
         seen.add(case.name)
 
 

@@ -154,7 +154,9 @@ def test_a_run_has_a_folder_of_its_own(tmp_path):
 def test_a_run_without_records_is_not_the_latest(tmp_path):
     """A run that never got so far, and files beside the runs, are passed over."""
     run = new_run(tmp_path)
-    Appender(run)
+    Appender(run).append(RECORD)
+    (tmp_path / "99999998T000000Z").mkdir()
+    Appender(tmp_path / "99999998T000000Z")
     (tmp_path / "99999999T999999Z").mkdir()
     (tmp_path / "zzz").write_text("no run")
 

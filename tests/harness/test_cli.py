@@ -1,0 +1,266 @@
+"""People's door: an exit code for each situation, one line for each mistake, and nothing kept is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.cli import COMMANDS, main
+from harness.store import load
+
+HOUSE = Path(cli.__file__).parent.parent
+SHAPE = ("--shape", "name=tiny,q=1,kv=1,d=8,bs=4,lens=5,dtype=f32")
+
+TOYS = """
+import os, time
+from harness.registry import Impl, Limits, Prepared
+
+def prepare(spec):
+    from impls.torch_gather import prepare
+    return prepare(spec)
+
+class Idle(Prepared):
+    def launch(self, *tensors):
+        pass
+
+def prepare_idle(spec):
+    return Idle()
+
+def prepare_broken(spec):
+    raise RuntimeError("no such luck")
+
+def prepare_sleep(spec):
+    with open(os.environ["TOY_PID"], "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(60)
+
+def toy(name, prepare="prepare", **fields):
+    return Impl(name=name, op="attention", prepare=f"toys:{prepare}", **fields)
+
+IMPLS = (
+    toy("toy.right", params={"width": (1, 2)}), toy("toy.wrong", "prepare_idle"), toy("toy.broken", "prepare_broken"),
+    toy("toy.picky", limits=Limits(max_head_dim=4)), toy("peer.wrong", "prepare_idle"), toy("toy.sleep", "prepare_sleep"),
+    toy("control.wrong", "prepare_idle", role="control"),
+)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of one's own to stand in, with toys in a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "toys", None)
+    monkeypatch.delitem(sys.modules, "toys")
+    (tmp_path / "toys.py").write_text(TOYS)
+    return tmp_path
+
+
+def run(*words):
+    """The exit code, also where argparse leaves by itself."""
+    try:
+        return main(words)
+    except SystemExit as left:
+        return left.code
+
+
+def check(impls, *words, command="check"):
+    return run(command, "--in-process", "--impl-file", "toys.py", "--impl", impls, *SHAPE, "--device", "cpu", *words)
+
+
+@pytest.mark.parametrize(
+    ("impls", "words", "code"),
+    [
+        ("toy.right", (), 0),
+        ("toy.right,toy.wrong", (), 1),
+        ("toy.broken", (), 1),
+        ("toy.picky", (), 0),
+        ("peer.wrong", (), 0),
+        ("peer.wrong", ("--strict-peers",), 1),
+        ("control.wrong,toy.right", ("--strict-peers",), 0),
+        ("toy.right", ("--set", "width=2"), 0),
+    ],
+    ids=str,
+)
+def test_the_exit_code_tells_whether_ours_is_right(here, capsys, impls, words, code):
+    """Wrong or failed counts; unsupported does not, a control never does, a peer only when told so."""
+    assert check(impls, *words) == code
+    (records,) = here.glob("results/runs/*/records.jsonl")
+    assert len(load(records)[0]) == len(impls.split(","))
+    assert str(records.relative_to(here)) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("chek",), "no command 'chek'; did you mean check"),
+        (("list", "--impl", "torch.gathr"), "no implementation matches 'torch.gathr'; did you mean torch.gather"),
+        (("list", "--impl", "torch.gather[HDN]"), "no implementation matches 'torch.gather[HDN]'; did you mean torch.gather["),
+        (("list", "--suite", "smok"), "no suite 'smok'; did you mean smoke"),
+        (("list", "--case", "facts.zz"), "no case matches 'facts.zz'; did you mean facts."),
+        (("list", "--layouts", "HDN"), "--layouts HDN: no such layout; there are: HND, NHD"),
+        (("check", "--shape", "q=3,kv=2,d=8,lens=4"), "num_q_heads must be a multiple of num_kv_heads (got (3, 2))"),
+        (("check", "--shape", "q=3"), "--shape q=3: lacks kv, d, lens"),
+        (("check", "--shape", "q=1,kv=1,d=8,bs=0,lens=4"), "block_size must be a whole number of at least 1 (got 0)"),
+        (("check", "--case-file", "nowhere.json"), "--case-file nowhere.json: No such file or directory"),
+        (("check", "--impl-file", "nowhere.py"), "--impl-file nowhere.py: no such file"),
+        (("check", "--impl-file", "bad.py"), "--impl-file bad.py: ZeroDivisionError: division by zero"),
+        (("check", "--set", "width"), "--set must read NAME=VALUE (got 'width')"),
+        (("check", "--set", "widht=--5"), "--set widht: no chosen implementation declares it"),
+        (("check", "--device", "gpu", *SHAPE, "--in-process"), "--device must be cpu, cuda or cuda:INDEX (got 'gpu')"),
+        (("check", "--device", "cuda:99", *SHAPE, "--in-process"), "--device cuda:99: "),
+        (("check", "--out", "toys.py", *SHAPE), "cannot write results to toys.py: "),
+        (("check", "--stall", "0", *SHAPE), "argument --stall: must be seconds above 0 (got '0')"),
+        (("check", "--stall", "nan", *SHAPE), "argument --stall: must be seconds above 0 (got 'nan')"),
+        (("check", "--stall", "soon", *SHAPE), "argument --stall: must be seconds above 0 (got 'soon')"),
+        (("check", "--impl", "torch.cache_write", *SHAPE), "none of the chosen implementations has the operator of "),
+        (("check", "--suite", "smoke", "--shape", "name=smoke.f16,q=1,kv=1,d=8,lens=4"), None),
+        (("check", "--nonsense"), "unrecognized arguments: --nonsense"),
+        (("check", "--imp", "torch.*"), "unrecognized arguments: --imp"),
+        ((), "the following arguments are required: COMMAND"),
+        (("report", "nowhere"), "cannot read records of nowhere: No such file or directory"),
+        (("report",), "no run under results/runs; `pagedbench run` makes one"),
+        (("report", "empty.jsonl"), "empty.jsonl holds no records"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_usage_is_one_line(here, capsys, words, says):
+    """What was got and what is there instead; exit code 2, and no run that `report` would take for the latest."""
+    (here / "bad.py").write_text("1 / 0")
+    (here / "empty.jsonl").write_text("not a record\n")
+    if says is None:  # a case of one's own beside a suite's of the same name
+        from cases import SUITES
+
+        taken = SUITES["smoke"][0].name
+        words = (*words[:-1], words[-1].replace("smoke.f16", taken))
+        says = f"two cases are named {taken!r}"
+    assert run(*words) == 2
+    printed = capsys.readouterr()
+    last = printed.err.strip().splitlines()[-1]
+
+    assert says in last
+    assert last.startswith("pagedbench")
+    assert "Traceback" not in printed.err
+    assert not any(records.stat().st_size for records in here.glob("results/runs/*/records.jsonl"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_has_an_example(capsys, command):
+    """And the example is a command line of that command."""
+    assert run(command, "--help") == 0
+    assert f"example: pagedbench {command}" in capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys):
+    """With what each is for."""
+    assert run("--help") == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in COMMANDS)
+
+
+def test_json_is_for_machines(here, capsys):
+    """Standard output holds a line a record and nothing else."""
+    assert check("toy.right,toy.broken", "--json") == 1
+    printed = capsys.readouterr()
+    records = [json.loads(line) for line in printed.out.splitlines()]
+
+    assert {record["impl"]: record["status"] for record in records} == {"toy.right": "ok", "toy.broken": "failed"}
+    assert "records: " in printed.err
+
+
+def test_a_report_names_lines_that_are_no_records(here, capsys):
+    """They are skipped, and what remains is reported."""
+    check("toy.right")
+    (folder,) = here.glob("results/runs/*")
+    with open(folder / "records.jsonl", "a") as file:
+        file.write("{\n[1]\n")
+    capsys.readouterr()
+    assert run("report") == 0
+    printed = capsys.readouterr()
+
+    assert [line.split(": skipped")[0] for line in printed.err.splitlines()] == [
+        f"pagedbench: {folder.relative_to(here)}/records.jsonl:{number}" for number in (2, 3)
+    ]
+    assert "toy.right" in printed.out
+    assert (folder / "report.html").exists()
+
+
+def test_a_disk_that_is_full_ends_the_run_in_one_line(here, capsys):
+    """With the file's name; no traceback."""
+    check("toy.right")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
+    try:
+        code = check("toy.right", "--out", "other")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    lines = capsys.readouterr().err.strip().splitlines()
+
+    assert code == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("pagedbench: ")
+    assert "other/" in lines[0]
+
+
+def test_a_fault_of_the_harness_says_so(monkeypatch, capsys):
+    """With its traceback, for whoever is to mend it, and exit code 2."""
+    monkeypatch.setattr("harness.commands.list.main", lambda arguments: 1 / 0)
+    assert run("list") == 2
+    printed = capsys.readouterr().err
+
+    assert "ZeroDivisionError" in printed
+    assert printed.splitlines()[-1] == "pagedbench: the harness itself failed; please report the lines above"
+
+
+def test_an_interrupt_outside_a_run_is_one_line(monkeypatch, capsys):
+    """Ctrl-C while a command looks around."""
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.commands.list.main", interrupted)
+    assert run("list") == 2
+    assert capsys.readouterr().err == "pagedbench: interrupted\n"
+
+
+@pytest.mark.parametrize("words", [("list", "--suite", "full"), ("list", "--impl", "torch.gather")], ids=" ".join)
+def test_a_reader_that_leaves_is_no_fault(words):
+    """`pagedbench list | head -1`: nothing is printed about it, also where all output fits the pipe."""
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, "-m", "harness", *words]
+    done = subprocess.run(command, cwd=HOUSE, env=env, stdout=write, stderr=subprocess.PIPE, timeout=60)
+    os.close(write)
+
+    assert (done.returncode, done.stderr) == (2, b"")
+
+
+def test_ctrl_c_keeps_what_there_is(here):
+    """In the middle of a row: exit code 2, one line that says where the records are, and no worker left behind."""
+    words = ("check", "--impl-file", "toys.py", "--impl", "toy.right,toy.sleep", *SHAPE, "--device", "cpu")
+    env = {**os.environ, "TOY_PID": str(here / "pid"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOUSE)}
+    running = subprocess.Popen([sys.executable, "-m", "harness", *words], env=env, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not ((here / "pid").exists() and (here / "pid").read_text()):
+        assert time.monotonic() < end
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.05)
+    worker = int((here / "pid").read_text())
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    (records,) = here.glob("results/runs/*/records.jsonl")
+    num_kept = len(load(records)[0])
+    stat = Path(f"/proc/{worker}/stat")
+
+    assert running.returncode == 2
+    assert said == f"pagedbench: interrupted; {num_kept} records are kept in {records.relative_to(here)}\n"
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
