@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from harness.record import STATUSES, Record
+from harness.record import Record
 from harness.report import figures, reasons, rows, tables, units
 
 _HERE = Path(__file__).parent
@@ -37,7 +37,8 @@ def html(records: Sequence[Record]) -> str:
         js=Markup((_HERE / "report.js").read_text(encoding="utf-8")),
         verdict=verdict, good=good,
         summary=reasons.summary_line(records), runs=list(dict.fromkeys((r.run, r.suite, r.device) for r in records)),
-        statuses=[status for status in STATUSES if any(counter[status] for counter in counts.values())], tally=counts,
+        statuses=[status for status in ("ok", *reasons.ORDER) if any(counter[status] for counter in counts.values())],
+        tally=counts,
         reasons=reasons.reasons(records), bad=reasons.BAD, left_out=left_out,
         doubted=rows.DOUBTED, flagged=rows.FLAGGED,
         overview=[_overview(index, group) for index, group in enumerate(groups)], timed=any(group.timed for group in groups),

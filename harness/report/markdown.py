@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import tabulate
 
-from harness.record import STATUSES, Record
+from harness.record import Record
 from harness.report import reasons, rows, tables, units
 
 Cells = list[str]
@@ -35,8 +35,9 @@ def _where(records: Sequence[Record]) -> list[str]:
 
 def _tally_table(records: Sequence[Record]) -> str:
     counts = reasons.tally(records)
-    lines = [(escape(whose), *(str(found[status] or units.MISSING) for status in STATUSES)) for whose, found in counts.items()]
-    return _filled(("rows", *STATUSES), lines)
+    statuses = ("ok", *reasons.ORDER)
+    lines = [(escape(whose), *(str(found[status] or units.MISSING) for status in statuses)) for whose, found in counts.items()]
+    return _filled(("rows", *statuses), lines)
 
 
 def _legend(groups: Sequence[rows.CaseRows]) -> list[str]:
