@@ -118,6 +118,8 @@ class TensorCore(Attention):
         super().__init__(spec)
         import torch
 
+        from harness.guards import workspace
+
         arch = jit.arch_of(spec.device)
         if int(arch.removeprefix("sm_")) < 90:
             raise Unsupported(f"needs bulk copies, of compute capability 9.0 or newer (got {arch})")
@@ -133,8 +135,8 @@ class TensorCore(Attention):
         self._lanes = math.gcd(num_teams, num_heads)
         rows = num_teams * 2 * self._teams.heads  # two ends of every share
         counters = max(spec.max_num_seqs * num_heads, 1)
-        self._workspace = torch.empty(rows * (spec.head_dim + 2), dtype=torch.float32, device=spec.device)
-        self._arrived = torch.zeros(counters, dtype=torch.int32, device=spec.device)  # every launch leaves zeros
+        self._workspace = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
+        self._arrived = workspace(counters, torch.int32, spec.device).zero_()  # every launch leaves zeros
         self.workspace_bytes = 4 * (self._workspace.numel() + counters)
         sums = self._workspace.data_ptr()
         self._pointers = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr())
