@@ -116,10 +116,10 @@ class AttentionCase(Case):
 
     def staged_bytes(self, sets: int, layouts: Collection[Layout]) -> int:
         """As Case.staged_bytes. Caches are only read: HND is what was made. Without pages every sequence takes as much as
-        the longest."""
+        the longest. One and a half caches pass through while slots are poisoned and layouts arranged."""
         longest = 2 * self.num_seqs * self.max_seq_len * self.num_kv_heads * self.head_dim * ITEMSIZE[self.dtype]
         copies = [self.cache_bytes if layout.paged else longest for layout in layouts if layout is not HND]
-        return sets * (self.cache_bytes + sum(copies))
+        return sets * (self.cache_bytes + sum(copies)) + 3 * self.cache_bytes // 2
 
     @property
     def traffic_bytes(self) -> int:

@@ -17,7 +17,7 @@ from harness.ops.cache_write_tensors import _slots
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
 from harness.pipeline import _CaseRun
-from harness.registry import Entry, Impl
+from harness.registry import Entry, Impl, default_registry
 from harness.row import Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -63,7 +63,7 @@ def refused(case, layouts, free_bytes):
     impl = Impl(name="any", op=case.op, prepare="nowhere:prepare", layouts=tuple(layouts))
     rows = [Row(case, Entry(impl, layout), device, None) for layout in layouts]
     run = _CaseRun(SimpleNamespace(device=device, options=Options(bench=False)), case, rows, print)
-    return [row.entry.layout for row in rows if run._too_much(row)]
+    return [row.entry.layout for row in rows if run._refuse(row)]
 
 
 @pytest.mark.parametrize("case", [case for case in FAULTS if case.op == "attention"], ids=str)
@@ -107,6 +107,15 @@ def test_the_page_names_cases_that_there_are_and_leaves_none_out():
     assert named - stars <= BY_NAME.keys()
     assert all(any(name.startswith(star[:-1]) for name in BY_NAME) for star in stars)
     assert covered == BY_NAME.keys()
+
+
+def test_the_page_names_controls_that_there_are():
+    """A fault said to be covered is."""
+    controls = {impl.name for impl in default_registry() if impl.role == "control"}
+    named = set(re.findall(r"`(control\.[a-z0-9_]+)`", PAGE.read_text()))
+
+    assert len(named) > 30
+    assert named <= controls
 
 
 def test_the_suite_is_this_page():
