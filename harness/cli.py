@@ -30,6 +30,7 @@ COMMANDS = {
     "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept results/runs/STAMP -m WHY"),
     "history": ("harness.commands.history", "rows over revisions, and the steps in them", "pagedbench history show"),
     "ab": ("harness.commands.ab", "two revisions or implementations, measured in turn", "pagedbench ab main --suite quick"),
+    "calibrate": ("harness.commands.calibrate", "false alarms and misses of the gate, measured", "pagedbench calibrate --suite smoke"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
     "fuzz": ("harness.commands.fuzz", "check random cases; failures are shrunk", "pagedbench fuzz --minutes 5 --impl 'cuda.*'"),

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from harness.difference import Difference, paired
 from harness.interval import summarise
 from harness.names import UsageError
 from harness.ops.case import Case
@@ -330,6 +331,16 @@ def merged(duel: Duel, number: int, rounds: Sequence[Pairs]) -> tuple[Record, Re
         times = summarise([pair[side] for pair in pairs]) if is_paired else record.launch_s
         made.append(dataclasses.replace(record, launch_s=times))
     return made[OLD], made[NEW]
+
+
+def difference_of(rounds: Sequence[Pairs]) -> Difference | str:
+    """Compare the pairs of all rounds, or say why that cannot be."""
+    count = sum(len(pairs) for pairs in rounds)
+    if count < 2:
+        return f"{count} pairs of visits came about; the clock was held down in all others"
+    if any(min(pair) <= 0 for pairs in rounds for pair in pairs):
+        return "a visit took no time at all"
+    return paired(rounds)
 
 
 def root_of(folder: Path) -> Path | None:

@@ -21,8 +21,8 @@ from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.compare import groups, judge, unjudged
 from harness.costs import grown
-from harness.difference import Difference, paired
-from harness.duel import Duel, Match, Numbers, Pairs, Setup, Side, merged, root_of, sides_of, worktree
+from harness.difference import Difference
+from harness.duel import Duel, Match, Numbers, Pairs, Setup, Side, difference_of, merged, root_of, sides_of, worktree
 from harness.match import Pair
 from harness.names import UsageError
 from harness.options import Options
@@ -152,16 +152,6 @@ def _judge(
         strict_peers=arguments.strict_peers,
         notes=[told],
     )
-
-
-def difference_of(rounds: Sequence[Pairs]) -> Difference | str:
-    """Compare the pairs of all rounds, or say why that cannot be."""
-    count = sum(len(pairs) for pairs in rounds)
-    if count < 2:
-        return f"{count} pairs of visits came about; the clock was held down in all others"
-    if any(min(pair) <= 0 for pairs in rounds for pair in pairs):
-        return "a visit took no time at all"
-    return paired(rounds)
 
 
 def _keep(folder: Path, pairs: Sequence[Pair]) -> None:

@@ -1,0 +1,134 @@
+"""`calibrate`: measure the gate's false alarms and misses on this device, and what each case can show.
+
+Exit codes: 0 every goal that could be judged was reached, 1 one was not, 2 error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.calibrate import GOALS, SHARES, Calibration, Score, Trial, held, score
+from harness.commands.ab import add_rounds, setup_of
+from harness.commands.compare import share_of
+from harness.commands.run import RUNS, Progress
+from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
+from harness.duel import Duel, Match, Side
+from harness.names import UsageError
+from harness.store import new_run, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add_selection(parser)
+    add_device(parser)
+    add_rounds(parser)
+    add("--repeats", type=int, default=1, metavar="N", help="trials of each row and share (default: %(default)s)")
+    shares = ",".join(f"{100 * share:g}%%" for share in SHARES)
+    add("--shares", metavar="SHARES", help=f"slowdowns to try; 0%% is none (default: {shares})")
+    add("--threshold", type=share_of, metavar="SHARE", help="as of `compare`")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--runs-dir", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Measure, print tables by case and the goals, keep calibration.json, and return the exit code."""
+    if arguments.repeats < 1 or arguments.rounds * arguments.visits < 2:
+        raise UsageError("--repeats must be 1 at least, --rounds and --visits must give two pairs at least")
+    shares = _shares(arguments.shares)
+    _, cases = cases_of(arguments)
+    rows = rows_of(cases, entries_of(arguments, registry_of(arguments)))
+    folder = new_run(arguments.runs_dir)
+    calibration = Calibration(shares, arguments.rounds, arguments.visits)
+    turns = arguments.repeats * arguments.rounds
+    with Progress(turns * len({case.name for case, _ in rows}), quiet=arguments.json) as progress:
+
+        def say(doing: str) -> None:
+            progress.say(doing)
+            progress.step()
+
+        same = Side(impl_files=arguments.impl_file)
+        matches = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
+        duel = Duel(setup_of(arguments, folder.name, (same, same)), matches, say)
+        duel.run(turns, calibration.play)
+    trials = calibration.trials(duel, arguments.threshold)
+    if not trials:
+        raise UsageError(f"no row could be measured: {_why_not(duel)}")
+    kind = duel.facts[0]["device"]["kind"]
+    goals = held(trials, GOALS[kind])
+    data = _data(trials, goals, duel)
+    write_json(folder / "calibration.json", data)
+    print(json.dumps(data, indent=1) if arguments.json else _told(trials, goals, folder))
+    return int(any(reached is False for _, reached in goals))
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    """Read "0%,2%"; 0 is allowed here, where nothing is to differ."""
+    if text is None:
+        return SHARES
+    try:
+        return tuple(dict.fromkeys(0.0 if part.strip() in ("0", "0%") else share_of(part.strip()) for part in text.split(",")))
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--shares {text}: {error}") from error
+
+
+def _why_not(duel: Duel) -> str:
+    reasons = dict.fromkeys(
+        f"{record.status}: {record.reason}" for sides in duel.records.values() for side in sides for record in side
+    )
+    return "; ".join(list(reasons)[:3])
+
+
+def _by_row(trials: Sequence[Trial]) -> dict[tuple[str, str], list[Trial]]:
+    rows: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        rows.setdefault((trial.record.case, trial.record.row), []).append(trial)
+    return rows
+
+
+def _told(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], folder: Path) -> str:
+    """A line a row: alarms, catches by share with the slowdown measured, and the smallest slowdown shown; then the goals."""
+    from tabulate import tabulate
+
+    from harness.report.units import MICROSECONDS
+
+    shares = sorted({trial.share for trial in trials if trial.share > 0})
+    lines = []
+    for (case, row), some in _by_row(trials).items():
+        found = score(some)
+        caught = [_caught(found, share) for share in shares]
+        shown = "none of them" if found.shown is None else f"{100 * found.shown:g}%"
+        lines.append([case, row, MICROSECONDS.show(some[0].launch_s), f"{found.alarms}/{found.quiet}", *caught, shown])
+    heads = ["case", "row", MICROSECONDS.unit, "alarms", *(f"{100 * share:g}%" for share in shares), "shows"]
+    table: str = tabulate(lines, heads, disable_numparse=True, colalign=["left"] * 2 + ["right"] * (len(heads) - 2))
+    words = {True: "reached", False: "MISSED", None: "not tried"}
+    told = [f"{words[reached]}: {sentence}" for sentence, reached in goals]
+    how = "Alarms and slowdowns caught, of how many; in brackets the slowdown as measured."
+    return "\n".join([table, how, *told, f"kept: {folder / 'calibration.json'}"])
+
+
+def _caught(found: Score, share: float) -> str:
+    measured = f" ({100 * found.measured[share]:+.1f}%)" if share in found.measured else ""
+    return f"{found.caught[share]}/{found.slowed[share]}{measured}"
+
+
+def _data(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], duel: Duel) -> dict[str, Any]:
+    """Everything, as JSON has it; seconds and ratios new over old."""
+    listed = [
+        {
+            "case": trial.record.case,
+            "row": trial.record.row,
+            "share": trial.share,
+            "launch_s": trial.launch_s,
+            "verdict": trial.judged.verdict,
+            "ratio": trial.judged.difference.ratio if trial.judged.difference else None,
+            "error": trial.judged.difference.error if trial.judged.difference else None,
+        }
+        for trial in trials
+    ]
+    told = [{"goal": sentence, "reached": reached} for sentence, reached in goals]
+    return {"schema": 1, "device": duel.facts[0]["device"]["slug"], "goals": told, "trials": listed}
