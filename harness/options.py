@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 POWER = ("first", "all", "none")
+RELATIONS = ("small", "all", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class Options:
     power            which rows hold a window of at least 1 s for power and energy: "first" (an implementation's first
                      layout, on cases that move more than the last-level cache holds), "all" or "none"
     ceiling          find the best reader of each case and visit it beside the rows
+    relations        which cases are held to relations (harness/relations.py): "small" ones, "all" or "none"
     patient          run what would take minutes on this device, too
     min_visits       visits a row, at least (other rows between them); the interval over them wants five
     max_visits       visits a row, at most, throttled ones included
@@ -28,6 +30,7 @@ class Options:
     bench: bool = True
     power: str = "first"
     ceiling: bool = True
+    relations: str = "small"
     patient: bool = False
     min_visits: int = 5
     max_visits: int = 15

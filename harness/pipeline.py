@@ -307,6 +307,8 @@ class _CaseRun:
         if not all(row.attempt(stage, "inputs") for stage in stages.values()) or not row.prepare():
             return False
         passed = all(row.check(stage, family.name) for family, stage in stages.items())
+        if passed and row.entry.impl.role != "reader":
+            passed = row.check_relations(stages[PLAIN], self.session.options.relations)
         if passed and self.session.isolated:
             self.progress(f"check {self.case} {row.entry} with wild block ids", row.number)
             passed = row.check_wild(stages[PLAIN])

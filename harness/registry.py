@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "pagedbench.impls"
 ROLES = ("implementation", "control", "reader")
+#: relations (harness/relations.py) and how far an entry claims each unless it says otherwise
+RELATIONS = {
+    "repeat": "bitwise",
+    "graph": "tolerance",
+    "side_stream": "tolerance",
+    "block_permutation": "tolerance",
+    "batch_order": "tolerance",
+    "shared_prefix": "tolerance",
+    "layers": "tolerance",
+    "halves": "tolerance",
+    "strided_query": "tolerance",
+    "strided_cache": "tolerance",
+    "block_size": "tolerance",
+    "splits": "tolerance",
+}
+#: what a kernel may claim whose answer depends on the tokens of a sequence alone, and on nothing that chance decides
+DETERMINISTIC = {relation: "bitwise" for relation in RELATIONS if relation not in ("halves", "block_size", "splits")}
 
 
 class Unsupported(Exception):
@@ -130,6 +147,7 @@ class Impl:
     devices      kinds of device it runs on: "cpu", "cuda"
     graph        whether `launch` can be captured in a CUDA graph
     quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
+    claims       relations, and whether they hold "bitwise" or within "tolerance", where that is not the default of RELATIONS
     params       tunable parameters: name -> values worth trying, the default first
     timed        kinds of device on which its time says something; on others it is checked only
     max_work     by device kind, the most operations (flops or bytes of a case) worth waiting for; more is "skipped"
@@ -146,6 +164,7 @@ class Impl:
     devices: tuple[str, ...] = ("cpu", "cuda")
     graph: bool = True
     quantises: frozenset[str] = frozenset()
+    claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     timed: tuple[str, ...] = ("cpu", "cuda")
     max_work: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -165,6 +184,8 @@ class Impl:
             (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
             (_is_tuple_of(self.layouts, Layout), "layouts must be a tuple of at least one Layout", self.layouts),
             (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),
+            (set(self.claims) <= set(RELATIONS), f"claims must name relations: {', '.join(RELATIONS)}", dict(self.claims)),
+            (set(self.claims.values()) <= {"bitwise", "tolerance"}, "claims are 'bitwise' or 'tolerance'", dict(self.claims)),
             (_are_params(self.params), "params must name tuples of numbers or words, the default first", self.params),
         )
         for holds, rule, got in rules:
@@ -182,6 +203,10 @@ class Impl:
     def why_missing(self, device_kind: str) -> str | None:
         """Return why this machine lacks what the entry needs, or None."""
         return load(self.available)(device_kind) if self.available else None
+
+    def claim(self, relation: str) -> str:
+        """Return how far the entry claims a relation to hold: "bitwise" or "tolerance"."""
+        return self.claims.get(relation, RELATIONS[relation])
 
     def resolve_params(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the declared parameters at their defaults, `overrides` applied; unknown names raise UsageError."""
@@ -323,7 +348,8 @@ def load_file(path: str) -> Sequence[Impl]:
     if not _is_table(table):
         raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {table!r})")
     for impl in table:
-        if impl.prepare.partition(":")[0] != name:
+        module_named = impl.prepare.partition(":")[0]
+        if module_named != name and "." not in module_named:  # some other file that happens to lie in the folder
             raise UsageError(
                 f"--impl-file {path}: {impl.name} names its prepare {impl.prepare!r}, which is not in this file"
             )

@@ -13,7 +13,6 @@ import torch
 
 from harness import timing
 from harness.device import Device
-from harness.guards import watch
 from harness.interval import summarise
 from harness.nvml import Nvml, Reading
 from harness.ops import operator
@@ -21,7 +20,8 @@ from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
-from harness.trial import Trial
+from harness.relations import SMALL_BYTES, Subject, check_relations
+from harness.trial import Trial, lend
 
 Stage = Callable[[], Staged]
 
@@ -93,9 +93,8 @@ class Row:
 
         def work() -> None:
             spec = operator(self.case.op).spec(self.case, self.entry.layout, self.device.name, self.params)
-            self.trial = Trial(self.device, [])
-            with watch(self.trial.workspaces):
-                self.prepared = self.trial.prepared = self.entry.impl.load()(spec)
+            self.trial = Trial.of(self.entry.impl.load(), spec, self.device)
+            self.prepared = self.trial.prepared
             self.fields["workspace_bytes"] = int(self.prepared.workspace_bytes)
             self.fields["kernels"] = tuple(dict(kernel) for kernel in self.prepared.kernels)
 
@@ -131,6 +130,25 @@ class Row:
         if not judged.passed or worst >= max(noted.get("ratios", {}).values(), default=0.0):
             noted |= judged.to_json()
         return judged.reason
+
+    def check_relations(self, stage: Stage, wanted: str) -> bool:
+        """Hold the row to the relations of its operator, where `wanted` ("all", "small", "none") has them run."""
+        held: dict[str, str] = {}
+
+        def work() -> None:
+            subject = Subject.of(self.case, self.entry, self.trial, stage(), thorough=wanted == "all")
+            why = check_relations(subject, held)
+            if why:
+                self.end("wrong", why)
+
+        self.fields["check"]["relations"] = held
+        if wanted == "none":
+            held["not run"] = "--relations none"
+        elif wanted == "small" and self.case.cache_bytes > SMALL_BYTES:
+            held["not run"] = f"a cache holds more than {SMALL_BYTES >> 20} MiB (--relations all)"
+        else:
+            return self.attempt(work, "check of relations")
+        return True
 
     def check_wild(self, stage: Stage) -> bool:
         """Check once more with wild block ids in unused table entries: whoever looks one up loses the device."""
@@ -183,7 +201,8 @@ class Row:
             staged = stage()
             plan = functools.partial(self.prepared.plan, staged.step)
             self.fields["plan_s"] = summarise(timing.plan_seconds(plan, self.device))
-            launches = [functools.partial(self.prepared.launch, *staged.arguments(layer)) for layer in range(staged.num_layers)]
+            lent = [lend(staged.arguments(layer)) for layer in range(staged.num_layers)]
+            launches = [functools.partial(self.prepared.launch, *arguments) for arguments in lent]
             self.timer = timing.make_timer(launches, self.device, self.entry.impl.graph)
             if self.device.kind == "cuda":
                 self.fields["host_s"] = timing.host_seconds(launches, self.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,11 @@ LATE_S = 0.05
 SPIN_CYCLES = 5_000_000
 
 
+def lend(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    """The same memory under tensors that cannot be resized, since other rows are given it, too."""
+    return tuple(part.detach() if isinstance(part, torch.Tensor) else lend(part) for part in arguments)
+
+
 @dataclasses.dataclass
 class Trial:
     """The launches of one prepared implementation.
@@ -38,6 +43,14 @@ class Trial:
     prepared: Any = None
     damaged: bool = False
     _seen: list[tuple[Sequence[Guarded], list[int], float]] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, prepare: Callable[[Any], Any], spec: Any, device: Device) -> Trial:
+        """Prepare under guard."""
+        trial = cls(device, [])
+        with watch(trial.workspaces):
+            trial.prepared = prepare(spec)
+        return trial
 
     @property
     def guard_bytes(self) -> int:
@@ -55,7 +68,7 @@ class Trial:
         reused = staged.outputs(layer)[0]
         self._seen = [seen for seen in self._seen if reused not in seen[0]]
         staged.soil(layer)
-        self.prepared.launch(*staged.arguments(layer))
+        self.prepared.launch(*lend(staged.arguments(layer)))
 
     def look(self, staged: Staged, layers: Sequence[int]) -> str | None:
         """Wait for what was launched on these layers; return what is wrong besides the values, or None.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
-from harness.registry import Impl, Limits
+from harness.registry import DETERMINISTIC, Impl, Limits
 from impls.controls import CONTROLS
 
 #: every layout in which a paged cache can be held
@@ -15,11 +15,13 @@ VECTORS = Limits(dtypes={"f32", "f16", "bf16"}, head_dim_multiple=8)
 IMPLS: tuple[Impl, ...] = (
     # attention
     Impl(
-        name="numpy.dense", op="attention", prepare="impls.numpy_dense:prepare",
+        name="numpy.dense", op="attention", claims=DETERMINISTIC,
+        prepare="impls.numpy_dense:prepare",
         layouts=WRITABLE, devices=("cpu",), note="float64, all keys of a sequence at once: the reference",
     ),
     Impl(
-        name="numpy.online", op="attention", prepare="impls.numpy_online:prepare",
+        name="numpy.online", op="attention", claims=DETERMINISTIC,
+        prepare="impls.numpy_online:prepare",
         layouts=WRITABLE, devices=("cpu",), note="float64, block by block with the online softmax",
     ),
     Impl(
@@ -36,17 +38,20 @@ IMPLS: tuple[Impl, ...] = (
     ),
     # attention, CUDA C++
     Impl(
-        name="cuda.per_token", op="attention", prepare="impls.cuda.per_token:prepare", layouts=PAGED, devices=("cuda",),
+        name="cuda.per_token", op="attention", claims=DETERMINISTIC,
+        prepare="impls.cuda.per_token:prepare", layouts=PAGED, devices=("cuda",),
         limits=Limits(max_head_dim=512), available="impls.cuda.jit:why_missing",
         note="one warp a query head, tokens in order",
     ),
     Impl(
-        name="cuda.block_parallel", op="attention", prepare="impls.cuda.block_parallel:prepare", layouts=(HND, NHD, KV_NHD),
+        name="cuda.block_parallel", op="attention", claims=DETERMINISTIC,
+        prepare="impls.cuda.block_parallel:prepare", layouts=(HND, NHD, KV_NHD),
         devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
         note="one CTA a KV head, warps over blocks, one read for the group",
     ),
     Impl(
-        name="cuda.split_kv", op="attention", prepare="impls.cuda.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
+        name="cuda.split_kv", op="attention", claims=DETERMINISTIC,
+        prepare="impls.cuda.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
         devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
         params={"splits": (0, 1, 2, 4, 8, 16, 32, 64)}, note="block_parallel, sequences cut over CTAs, then merged",
     ),
@@ -60,7 +65,8 @@ IMPLS: tuple[Impl, ...] = (
     ),
     # attention, Triton
     Impl(
-        name="triton.split_kv", op="attention", prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
+        name="triton.split_kv", op="attention", claims=DETERMINISTIC,
+        prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
         limits=Limits(max_head_dim=512), available="impls.triton.interpreter:why_missing",
         # K and V lie behind a table entry: Triton's pipeline holds one tile of them at 3 or 4 stages, two from 5 on.
         timed=("cuda",), max_work={"cpu": 1e8},  # the interpreter: a second for some 40 million operations

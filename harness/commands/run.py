@@ -22,7 +22,7 @@ from harness.commands.selection import (
 )
 from harness.names import UsageError
 from harness.ops.case import Case
-from harness.options import POWER, Options
+from harness.options import POWER, RELATIONS, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.resume import Begun
@@ -38,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_how(parser)
     add = parser.add_argument
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="an entry's declared parameter")
+    add(
+        "--relations", choices=RELATIONS, default="small",
+        help="cases on which launches are held against each other: batch order, split counts, graphs, ... (default: small)",
+    )
     if command == "check":
         add("--sanitize", choices=TOOLS, help="under compute-sanitizer: what it finds is wrong, a process each entry")
     else:
@@ -107,6 +111,7 @@ def execute(
         bench=arguments.command != "check",
         patient=arguments.patient,
         power=getattr(arguments, "power", "none"),
+        relations=getattr(arguments, "relations", "small"),
     )
     work = Work(
         options=options,

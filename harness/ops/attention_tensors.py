@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness import hazards as hz
-from harness.guards import Guarded, empty
+from harness.guards import Guarded, empty, house
 from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
 from harness.ops.attention_staged import StagedAttention, make_step
@@ -126,6 +126,17 @@ class AttentionInputs:
     layers: list[Layer]
     held: Sequence[Guarded]
     needles: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+
+    @classmethod
+    def given(
+        cls, case: AttentionCase, hazards: Hazards, tables: np.ndarray, *, query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> AttentionInputs:
+        """One layer of these canonical tensors, copied, under the step of these host tables."""
+        lens, starts = np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32)
+        step, of_step = make_step(tables, lens, starts, str(key.device))
+        (query, key, value), held = house({"query": query, "key_cache": key, "value_cache": value})
+        return cls(case=case, hazards=hazards, step=step, layers=[Layer(query, key, value, held)], held=of_step)
 
     @property
     def num_layers(self) -> int:

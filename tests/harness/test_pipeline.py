@@ -62,6 +62,12 @@ class ForgetsLse(Right):
         super().launch(query, key_cache, value_cache, out, torch.empty_like(lse))
 
 
+class Reshapes(Right):
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        out.resize_(1, 1, 1)
+
+
 class PlansOnce(Right):
     """Holds on to the first batch that it was shown."""
 
@@ -141,7 +147,7 @@ class Oddities(Right):
 
 
 TOYS = {
-    "right": Right, "scaled": Scaled, "leaves_nan": LeavesNan, "forgets_lse": ForgetsLse,
+    "right": Right, "scaled": Scaled, "leaves_nan": LeavesNan, "forgets_lse": ForgetsLse, "reshapes": Reshapes,
     "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
     "wears_out": WearsOut, "oddities": Oddities,
     **{f"raises_in_{where}": raising(where, ValueError(f"no luck in {where}")) for where in ("prepare", "plan", "launch")},
@@ -194,7 +200,7 @@ def test_what_is_right_is_timed():
     assert 2 <= len(record.launch_s.samples) <= 3
     assert 0 < record.launch_s.low <= record.launch_s.median <= record.launch_s.high
     assert len(record.plan_s.samples) == 5
-    assert set(record.check) == {"plain", "needles", "timed"}
+    assert set(record.check) == {"plain", "needles", "relations", "timed"}
     assert (record.case, record.case_digest, record.run) == ("tiny.decode", CASE.digest, "r")
     assert (record.traffic_bytes, record.flops, record.workspace_bytes) == (CASE.traffic_bytes, CASE.flops, 8)
     assert record.ledger["casts"] == "none"
@@ -209,7 +215,7 @@ def test_without_bench_nothing_is_timed():
 
     assert record.status == "ok"
     assert (record.launch_s, record.plan_s) == (None, None)
-    assert set(record.check) == {"plain", "needles"}
+    assert set(record.check) == {"plain", "needles", "relations"}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +224,7 @@ def test_without_bench_nothing_is_timed():
         ("scaled", "wrong", "plain inputs: "),
         ("leaves_nan", "wrong", "plain inputs: 1 of 192 outputs are NaN"),
         ("forgets_lse", "wrong", "plain inputs: 12 of 12 LSE were never written"),
+        ("reshapes", "failed", "check with plain inputs: RuntimeError: set_sizes_contiguous is not allowed"),
         ("plans_once", "wrong", "needles inputs: "),
         ("remembers", "wrong", "needles inputs: "),
         ("raises_in_prepare", "failed", "prepare: ValueError: no luck in prepare"),
@@ -246,7 +253,7 @@ def test_what_is_not_right_is_a_record_and_is_never_timed(name, status, reason):
 @pytest.mark.parametrize("name", ["remembers_once_timed", "wears_out"])
 def test_what_is_wrong_only_when_timed_is_wrong(name):
     """After the visits the outputs are soiled, and the sets that were timed are launched and judged again."""
-    record, right = measure(toy(name), toy("right"))
+    record, right = measure(toy(name), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
 
     assert record.status == "wrong"
     assert record.reason.startswith("timed launches, set ")

@@ -1,0 +1,249 @@
+"""Relations of paged attention: what may not matter to it, and what it must add up to. See relations.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from harness.check import fill_unwritten, is_unwritten, judge_attention
+from harness.hazards import PLAIN, deal_blocks
+from harness.ops.attention import AttentionCase
+from harness.ops.attention_tensors import AttentionInputs
+from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched
+from harness.trial import Trial
+from harness.truth import AttentionTruth
+
+if TYPE_CHECKING:
+    from harness.ops.attention_staged import StagedAttention
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Plain:
+    """The plain inputs behind a subject, and answers in their order."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.staged = cast("StagedAttention", subject.staged)
+        self.case: AttentionCase = self.staged.inputs.case
+        self.inputs, self.step = self.staged.inputs, self.staged.step
+        self.query, self.key, self.value = (getattr(self.inputs.layers[0], name) for name in ("query", "key", "value"))
+        self.original = tuple(
+            words.view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
+            for words, tensor in zip(subject.answer, (self.staged.outs[0], self.staged.lses[0]), strict=True)
+        )
+
+    def vary(self, case: AttentionCase, **changed: Any) -> AttentionInputs:
+        """Inputs like these but for `tables` on the host, `query`, `key` and `value`."""
+        tables = changed.pop("tables", self.step.host_block_tables)
+        tensors = {"query": self.query, "key": self.key, "value": self.value, **changed}
+        return AttentionInputs.given(case, PLAIN, tables, **tensors)
+
+    def attend(self, inputs: AttentionInputs, trial: Trial | None = None) -> Pair:
+        """Stage, plan and launch."""
+        staged = inputs.stage(self.subject.entry.layout)
+        launched(trial or self.subject.trial, staged)
+        return staged.outs[0], staged.lses[0]
+
+    def answer(
+        self, pair: Sequence[torch.Tensor], like: Sequence[torch.Tensor] | None = None, truth: AttentionTruth | None = None,
+        rounds: frozenset[str] = frozenset(),
+    ) -> Answer:
+        """An answer to be equal to `like`, or right by `truth`; both are the original's where they are not given."""
+        quantises = self.subject.entry.impl.quantises | rounds
+        known = truth or self.inputs.truth(0)
+        return Answer(pair, like or self.original, lambda: judge_attention(pair[0], pair[1], known, quantises))
+
+    def require_blocks(self) -> None:
+        if not self.subject.entry.layout.paged:
+            raise NotRun("the layout has no blocks")
+
+
+def block_permutation(subject: Subject) -> Iterator[Answer]:
+    """The same tokens in other blocks of the pool."""
+    plain = _Plain(subject)
+    plain.require_blocks()
+    moved = np.random.default_rng(0).permutation(plain.case.num_blocks).astype(np.int32)
+    order = torch.from_numpy(np.argsort(moved)).to(plain.key.device)
+    tables = moved[plain.step.host_block_tables]
+    yield plain.answer(plain.attend(plain.vary(plain.case, tables=tables, key=plain.key[order], value=plain.value[order])))
+
+
+def batch_order(subject: Subject) -> Iterator[Answer]:
+    """The same sequences, the last one first."""
+    plain = _Plain(subject)
+    case = plain.case
+    if case.num_seqs < 2:
+        raise NotRun("there are fewer than two sequences")
+    order = np.arange(case.num_seqs)[::-1]
+    tokens = np.concatenate([np.arange(case.query_starts[seq], case.query_starts[seq + 1]) for seq in order]).astype(np.int64)
+    back = torch.from_numpy(np.argsort(tokens)).to(plain.query.device)
+    turned = dataclasses.replace(
+        case, seq_lens=tuple(case.seq_lens[seq] for seq in order), q_lens=tuple(case.q_lens[seq] for seq in order)
+    )
+    query = plain.query[torch.from_numpy(tokens).to(plain.query.device)]
+    out, lse = plain.attend(plain.vary(turned, tables=plain.step.host_block_tables[order], query=query))
+    yield plain.answer((out[back], lse[back]))
+
+
+def block_size(subject: Subject) -> Iterator[Answer]:
+    """The same tokens in blocks of another size."""
+    plain = _Plain(subject)
+    plain.require_blocks()
+    subject.require_time()
+    case = plain.case
+    sizes = [size for size in (2 * case.block_size, case.block_size // 2, 16, 32) if size not in (0, case.block_size)]
+    others = [dataclasses.replace(case, block_size=size) for size in sizes]
+    other = next((other for other in others if subject.entry.impl.why_not(other, subject.device.kind) is None), None)
+    if other is None:
+        raise NotRun("the entry takes no other block size")
+    tables = deal_blocks(other.blocks_per_seq, other.num_blocks, np.random.default_rng(0))
+    pools = [_repage(pool, plain, other, tables) for pool in (plain.key, plain.value)]
+    trial = subject.prepared_for(other, {})
+    yield plain.answer(plain.attend(plain.vary(other, tables=tables, key=pools[0], value=pools[1]), trial))
+
+
+def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.ndarray) -> torch.Tensor:
+    """The tokens of a pool in blocks of another case, NaN around them."""
+    shape = (other.num_blocks, other.block_size, other.num_kv_heads, other.head_dim)
+    paged = torch.full(shape, float("nan"), dtype=pool.dtype, device=pool.device)
+    for seq, seq_len in enumerate(other.seq_lens):
+        position = np.arange(seq_len)
+        old, new = plain.step.host_block_tables[seq], tables[seq]
+        sizes = plain.case.block_size, other.block_size
+        source, target = (
+            [torch.from_numpy(part.astype(np.int64)).to(pool.device) for part in (table[position // size], position % size)]
+            for table, size in zip((old, new), sizes, strict=True)
+        )
+        paged[target[0], target[1]] = pool[source[0], :, source[1]]
+    return paged.transpose(1, 2).contiguous()
+
+
+def splits(subject: Subject) -> Iterator[Answer]:
+    """Sequences cut into other numbers of splits: one, some, the most."""
+    plain = _Plain(subject)
+    declared = [value for value in subject.entry.impl.params.get("splits", ()) if value != subject.params.get("splits")]
+    if not declared:
+        raise NotRun("the entry declares no splits")
+    subject.require_time()
+    for value in sorted({declared[0], declared[len(declared) // 2], declared[-1]}):
+        trial = subject.prepared_for(plain.case, {"splits": value})
+        yield plain.answer(plain.attend(plain.inputs, trial))
+
+
+def halves(subject: Subject) -> Iterator[Answer]:
+    """The first blocks and the others, attended to alone and merged by their LSE."""
+    plain = _Plain(subject)
+    plain.require_blocks()
+    case, tables = plain.case, plain.step.host_block_tables
+    if case.max_q_len > 1:
+        raise NotRun("halves are for decode: with several query tokens the mask would move")
+    cut = [-(-count // 2) for count in case.blocks_per_seq]
+    first = tuple(min(count * case.block_size, seq_len) for count, seq_len in zip(cut, case.seq_lens, strict=True))
+    rest = tuple(seq_len - done for done, seq_len in zip(first, case.seq_lens, strict=True))
+    column = np.arange(tables.shape[1])[None, :] + np.array(cut, dtype=np.int64).reshape(-1, 1)
+    shifted = np.take_along_axis(tables, np.minimum(column, tables.shape[1] - 1), axis=1)
+    parts = [
+        plain.attend(plain.vary(dataclasses.replace(case, seq_lens=lens), tables=table))
+        for lens, table in ((first, tables), (rest, shifted))
+    ]
+    yield plain.answer(_merge(parts), rounds=frozenset({"partials"}))
+
+
+def _merge(parts: Sequence[Pair]) -> Pair:
+    """Two normalised partial results as one, in float64; where neither saw a key, out is 0 and lse -inf."""
+    logs = torch.stack([lse for _, lse in parts]).double()
+    whole = logs.logsumexp(0)
+    weights = (logs - torch.where(whole.isneginf(), 0.0, whole)).exp()
+    out = sum(weight[..., None] * out.double() for weight, (out, _) in zip(weights, parts, strict=True))
+    return cast("torch.Tensor", out).to(parts[0][0].dtype), whole.float()
+
+
+def strided_query(subject: Subject) -> Iterator[Answer]:
+    """Query and out as slices of fused QKV projections: tokens lie further apart than their heads need."""
+    plain = _Plain(subject)
+    case, query = plain.case, plain.query
+    wide = query.new_full((len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim), float("nan"))
+    wide[:, : case.num_q_heads] = query
+    wide_out = torch.empty_like(wide)
+    fill_unwritten(wide_out)
+    out = wide_out[:, : case.num_q_heads]
+    yield plain.answer(_launch_on(plain, (wide[:, : case.num_q_heads], *plain.staged.caches[0], out)))
+    if not is_unwritten(wide_out[:, case.num_q_heads :].contiguous()).all():
+        raise Broken("wrote between the tokens of a strided out")
+
+
+def strided_cache(subject: Subject) -> Iterator[Answer]:
+    """Caches whose blocks lie twice as far apart as they need, NaN between them."""
+    plain = _Plain(subject)
+    plain.require_blocks()
+    caches = []
+    for cache in plain.staged.caches[0]:
+        wide = cache.new_full((len(cache), 2, *cache.shape[1:]), float("nan"))
+        wide[:, 0] = cache
+        caches.append(wide[:, 0])
+    yield plain.answer(_launch_on(plain, (plain.query, *caches, torch.empty_like(plain.query))))
+
+
+def _launch_on(plain: _Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
+    """Launch on tensors of other strides, which an implementation may refuse, in words of its own."""
+    out, lse = tensors[3], torch.empty_like(plain.staged.lses[0])
+    plain.subject.trial.plan(plain.step)
+    try:
+        plain.subject.trial.prepared.launch(*tensors, lse)
+    except Exception as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+    plain.subject.device.synchronize()
+    return out, lse
+
+
+def shared_prefix(subject: Subject) -> Iterator[Answer]:
+    """Two sequences that read the same first blocks, against one that has a copy of the other's."""
+    plain = _Plain(subject)
+    plain.require_blocks()
+    case, tables = plain.case, plain.step.host_block_tables
+    full = sorted(((seq_len // case.block_size, seq) for seq, seq_len in enumerate(case.seq_lens)), reverse=True)[:2]
+    if len(full) < 2 or not full[1][0]:
+        raise NotRun("there are no two sequences with a full block")
+    count, owner, other = full[1][0], full[0][1], full[1][1]
+    index = [torch.from_numpy(tables[seq, :count].astype(np.int64)).to(plain.key.device) for seq in (owner, other)]
+    key, value = plain.key.clone(), plain.value.clone()
+    for pool in (key, value):
+        pool[index[1]] = pool[index[0]]
+    inputs = plain.vary(case, key=key, value=value)
+    copied = plain.attend(inputs)
+    truth = inputs.truth(0)
+    yield plain.answer(copied, copied, truth)
+    shared = tables.copy()
+    shared[other, :count] = tables[owner, :count]
+    for pool in (key, value):
+        pool[index[1]] = float("nan")
+    yield plain.answer(plain.attend(plain.vary(case, tables=shared, key=key, value=value)), copied, truth)
+
+
+def layers(subject: Subject) -> Iterator[Answer]:
+    """A second layer under the plan of the first, which is this one with its heads in reverse."""
+    plain = _Plain(subject)
+    inputs = plain.vary(plain.case, query=plain.query.flip(1), key=plain.key.flip(1), value=plain.value.flip(1))
+    inputs = dataclasses.replace(inputs, step=plain.step)
+    second = inputs.stage(subject.entry.layout)
+    trial = subject.trial
+    launched(trial, second)
+    anew = [tensor.clone() for tensor in (second.outs[0], second.lses[0])]
+    launched(trial, subject.staged)
+    launched(trial, second, plan=False)
+    for pair in (anew, (second.outs[0], second.lses[0])):
+        back = (pair[0].flip(1), pair[1].flip(1))
+        yield plain.answer(back, (anew[0].flip(1), anew[1].flip(1)) if pair is not anew else None)
+
+
+ATTENTION: dict[str, Relation] = {
+    relation.__name__: relation
+    for relation in (
+        block_permutation, batch_order, shared_prefix, layers, halves, strided_query, strided_cache, block_size, splits,
+    )
+}

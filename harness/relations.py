@@ -1,0 +1,225 @@
+"""Relations that need no oracle: two launches whose answers must agree, whatever is right.
+
+Each is a generator of answers to one variation of the plain inputs, in the order of the original. An answer equal to the
+original bit for bit is right; where an entry claims no more than tolerance, another one is judged as the original was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from harness.check import Verdict
+from harness.device import Device
+from harness.ops import operator
+from harness.ops.case import Case
+from harness.ops.contract import Staged
+from harness.registry import Entry, Unsupported
+from harness.trial import SPIN_CYCLES, Trial
+
+#: Bytes of one cache and seconds of one launch up to which "small" runs relations.
+SMALL_BYTES, SMALL_S = 4 << 20, 0.25
+#: "small" lets one case in so many prepare an entry anew, which may compile for seconds on a GPU.
+SAMPLED = 4
+
+
+class NotRun(Exception):
+    """The relation says nothing here; the message is the reason."""
+
+
+class Refused(Exception):
+    """The implementation raised an error instead of an answer, which it may; the message is its own."""
+
+
+class Broken(Exception):
+    """The relation does not hold; the message says how."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one launch of a variation left: tensors, what they must equal, and their judge where they need not."""
+
+    tensors: Sequence[torch.Tensor]
+    like: Sequence[torch.Tensor]
+    judge: Callable[[], Verdict]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Who is asked: a prepared entry, the plain inputs in its layout, and its answer to them.
+
+    thorough    run what takes long, too
+    answer      outputs of the original launch, as words
+    """
+
+    case: Case
+    entry: Entry
+    device: Device
+    trial: Trial
+    staged: Staged
+    thorough: bool
+    answer: Sequence[torch.Tensor]
+    launch_s: float
+
+    @classmethod
+    def of(cls, case: Case, entry: Entry, trial: Trial, staged: Staged, thorough: bool) -> Subject:
+        begin = time.perf_counter()
+        words = launched(trial, staged)
+        return cls(
+            case=case, entry=entry, device=trial.device, trial=trial, staged=staged, thorough=thorough, answer=words,
+            launch_s=time.perf_counter() - begin,
+        )
+
+    def again(self, words: Sequence[torch.Tensor]) -> Answer:
+        """These words in place of the outputs of the staged inputs."""
+
+        def judge() -> Verdict:
+            for guarded, saved in zip(self.staged.outputs(0), words, strict=True):
+                guarded.words.copy_(saved)
+            return self.staged.judge(0, self.entry.impl.quantises)
+
+        return Answer(words, self.answer, judge)
+
+    def prepared_for(self, case: Case, params: dict[str, Any]) -> Trial:
+        """The entry prepared anew, for another case or other parameters; NotRun where it does not take them."""
+        why_not = self.entry.impl.why_not(case, self.device.kind)
+        if why_not:
+            raise NotRun(why_not)
+        spec = operator(case.op).spec(case, self.entry.layout, self.device.name, {**self.params, **params})
+        try:
+            return Trial.of(self.entry.impl.load(), spec, self.device)
+        except Unsupported as why:
+            raise NotRun(str(why)) from why
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.entry.impl.resolve_params(self.entry.params)
+
+    def require_time(self) -> None:
+        """Raise NotRun unless what must be prepared anew is to run on this case."""
+        if not self.thorough and self.device.kind == "cuda" and int(self.case.digest, 16) % SAMPLED:
+            raise NotRun(f"it prepares the entry anew, which one small case in {SAMPLED} does (--relations all)")
+
+    def require_cuda(self) -> None:
+        if self.device.kind != "cuda":
+            raise NotRun("there is no GPU")
+
+
+def launched(trial: Trial, staged: Staged, plan: bool = True) -> list[torch.Tensor]:
+    """Launch on the first set and return its outputs as words; raises Broken where the launch did more than that."""
+    if plan:
+        trial.plan(staged.step)
+    trial.launch(staged, 0)
+    return _outputs(trial, staged)
+
+
+def _outputs(trial: Trial, staged: Staged) -> list[torch.Tensor]:
+    why = trial.look(staged, [0])
+    if why:
+        raise Broken(why)
+    return [guarded.words.clone() for guarded in staged.outputs(0)]
+
+
+def repeat(subject: Subject) -> Iterator[Answer]:
+    """The same launch again leaves the same bits; nothing is accumulated, left behind or ordered by chance."""
+    trial = subject.trial
+    yield subject.again(launched(trial, subject.staged))
+    yield subject.again(launched(trial, subject.staged, plan=False))
+
+
+def graph(subject: Subject) -> Iterator[Answer]:
+    """A captured launch, replayed, does what it does eagerly."""
+    subject.require_cuda()
+    if not subject.entry.impl.graph:
+        raise NotRun("the entry says graph=False")
+    trial, staged = subject.trial, subject.staged
+    trial.plan(staged.step)
+    captured = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(captured):
+        trial.prepared.launch(*staged.arguments(0))
+    for _ in range(2):
+        staged.soil(0)
+        captured.replay()
+        yield subject.again(_outputs(trial, staged))
+
+
+def side_stream(subject: Subject) -> Iterator[Answer]:
+    """Planned and launched on a side stream, while the main one is busy, it has ended when the side stream has."""
+    subject.require_cuda()
+    trial, staged = subject.trial, subject.staged
+    staged.soil(0)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(4 * SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        trial.plan(staged.step)
+        trial.prepared.launch(*staged.arguments(0))
+        words = _outputs(trial, staged)
+    yield subject.again(words)
+
+
+Relation = Callable[[Subject], Iterator[Answer]]
+
+#: what every operator is asked; attention more (harness/attention_relations.py)
+GENERAL: dict[str, Relation] = {"repeat": repeat, "graph": graph, "side_stream": side_stream}
+
+
+def relations_of(op: str) -> dict[str, Relation]:
+    """The relations of an operator, by name, in the order in which they run."""
+    if op != "attention":
+        return GENERAL
+    from harness.attention_relations import ATTENTION
+
+    return GENERAL | ATTENTION
+
+
+def check_relations(subject: Subject, note: dict[str, str], progress: Callable[[str], None] = lambda _: None) -> str | None:
+    """Run every relation and note how each held: "bitwise", "tolerance", "refused: ...", "not run: ...".
+
+    Returns what is wrong at the first that does not hold, else None.
+    """
+    if not subject.thorough and subject.launch_s > SMALL_S:
+        note["not run"] = f"one launch takes {subject.launch_s:.1f} s (--relations all)"
+        return None
+    for name, relation in relations_of(subject.case.op).items():
+        progress(name)
+        try:
+            note[name] = _hold(subject, name, relation)
+        except NotRun as why:
+            note[name] = f"not run: {why}"
+        except Refused as why:
+            note[name] = f"refused: {why}"
+        except Broken as how:
+            note[name] = f"broken: {how}"
+            return f"relation {name}: {how}"
+    return None
+
+
+def _hold(subject: Subject, name: str, relation: Relation) -> str:
+    held, claim = "bitwise", subject.entry.impl.claim(name)
+    for answer in relation(subject):
+        differ, total = _count_differences(answer)
+        if not differ:
+            continue
+        if claim == "bitwise":
+            raise Broken(f"claimed bitwise, but {differ} of {total} elements differ")
+        verdict = answer.judge()
+        if not verdict.passed:
+            raise Broken(str(verdict.reason))
+        held = "tolerance"
+    return held
+
+
+def _count_differences(answer: Answer) -> tuple[int, int]:
+    pairs = list(zip(answer.tensors, answer.like, strict=True))
+    differ = sum(int((_bits(one) != _bits(other)).sum()) for one, other in pairs)
+    return differ, sum(one.numel() for one, _ in pairs)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
