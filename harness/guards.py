@@ -20,8 +20,8 @@ from harness.check import fill_unwritten
 
 GUARD_BYTES = 4096
 ALIGNMENT = 256  # bytes, of every tensor: as from CUDA's own allocator
-#: 0x7FA5 is a NaN as f16, bf16, and twice as f32 and f64; as int32 it is far above every block id
-_CANARY = 0x7FA5
+#: 0x7FF5 is a NaN as f16, bf16, and twice as f32 and f64; as int32 it is far above every block id
+_CANARY = 0x7FF5
 #: 64-bit words hashed at a time
 _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 23}
 
@@ -141,7 +141,7 @@ def broken(held: Sequence[Guarded]) -> list[str]:
         return []
     # It was written as 16-bit words from the buffer's start: a canary at an odd byte begins with a word's second half.
     odd = torch.tensor([[guarded.begin % 2, (guarded.begin + guarded.size) % 2] for guarded in held]).flatten()
-    whole = torch.tensor([0xA5, 0x7F] * (GUARD_BYTES // 2), dtype=torch.uint8, device=held[0].buffer.device)
+    whole = torch.tensor([0xF5, 0x7F] * (GUARD_BYTES // 2), dtype=torch.uint8, device=held[0].buffer.device)
     wanted = torch.stack([whole, whole.roll(1)])[odd.to(whole.device)]
     written = torch.stack([canary for guarded in held for canary in guarded.canaries]) != wanted
     counts = written.sum(1).tolist()
