@@ -7,6 +7,7 @@ Exit codes: 0 nothing to worry about; 1 something is SLOWER or WRONG; 2 wrong us
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -17,12 +18,12 @@ from harness.commands.run import RUNS
 from harness.commands.selection import add_device, registry_of
 from harness.compare import GROUPS, THRESHOLD, Judged, groups, judge, unjudged
 from harness.costs import grown
-from harness.match import latest, match
+from harness.match import latest, match, settings
 from harness.names import UsageError
 from harness.pytest_json import load_pytest_json
 from harness.record import Record
 from harness.registry import matches
-from harness.report import verdicts
+from harness.report import units, verdicts
 from harness.store import Appender, load, new_run
 
 
@@ -75,7 +76,11 @@ def main(arguments: argparse.Namespace) -> int:
     comparison = _compare(old, new, whose, arguments)
     if arguments.rerun_unsure and comparison.counts["UNSURE"]:
         again = _rerun([row for row in comparison.judged if row.verdict == "UNSURE"], arguments)
-        comparison = _compare(old, [*new, *again], whose, arguments)
+        replaced = {(record.key, settings(record)) for record in again}
+        kept = [record for record in new if (record.key, settings(record)) not in replaced]
+        comparison = _compare(old, [*kept, *again], whose, arguments)
+        told = f"UNSURE at first, and measured again: {units.count(len(again), 'row')}."
+        comparison = dataclasses.replace(comparison, notes=[told, *comparison.notes])
     return tell(comparison, arguments, arguments.runs[-1])
 
 
@@ -129,7 +134,7 @@ def _compare(
         why = next((pair.why for pair in matched.pairs if pair.why), "there are no rows")
         raise UsageError(f"nothing to compare: no row of {arguments.runs[-1]} meets one of {whose} ({why})")
     judged = judge(matched.pairs, arguments.threshold)
-    repeats = f"{matched.repeats} lines repeat a row or are controls; of a row the last line counts."
+    repeats = f"Left out: {units.count(matched.repeats, 'line')} of controls, or of rows that have a later line."
     return verdicts.Comparison(
         old=whose,
         new=str(arguments.runs[-1]),

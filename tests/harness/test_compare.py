@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from harness.cli import main
 from harness.compare import MANY, VERDICTS, common_shift, exit_code, groups, judge, unjudged
 from harness.costs import grown
 from harness.match import Pair, match
+from harness.ops.block_copy import BlockCopyCase
+from harness.pytest_json import load_pytest_json
 from tests.harness.runs import KERNEL, row, run, save, untimed
 
 
@@ -358,13 +361,77 @@ def test_a_run_that_was_killed_is_compared_as_far_as_it_went(tmp_path, capsys):
     assert said.out.startswith("1 MISSING, 2 SAME")
 
 
+# --rerun-unsure.
+
+CASE = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
+
+
+@pytest.fixture
+def unsure(tmp_path):
+    """Two runs of three rows of real cases: one UNSURE for its scatter."""
+
+    def records(seed):
+        where = {"case_digest": CASE.digest, "shape": CASE.to_json(), "device": "toy", "device_kind": "cpu"}
+        noises = {"torch.block_copy": 0.2 * seed + 0.002, "cuda.block_copy": 0.002, "peer.x": 0.002}
+        return [row(case=CASE.name, impl=impl, noise=noise, seed=seed, **where) for impl, noise in noises.items()]
+
+    return str(save(tmp_path / "old", records(0))), str(save(tmp_path / "new", records(1)))
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """Stands in for worker processes on the device "toy": all work asked for, each row answered by a calm record."""
+    asked = []
+
+    class Answers:
+        def __init__(self, work, progress):
+            self.work = work
+
+        def records(self):
+            self.work.require_device({"device": {"slug": "toy"}})
+            asked.append(self.work)
+            for case, entry in self.work.rows:
+                yield row(
+                    case=case.name, impl=entry.impl.name, case_digest=case.digest, device="toy", device_kind="cpu", visits=15,
+                    seconds=101e-6, run=self.work.run,
+                )  # fmt: skip
+
+    monkeypatch.setattr("harness.rerun.Supervisor", Answers)
+    return asked
+
+
+def test_unsure_rows_are_measured_again_and_no_others(unsure, workers, tmp_path, capsys):
+    """A fixed number of visits, in a run's folder of its own; the fresh visits take the place of the old ones."""
+    words = ["compare", *unsure, "--runs-dir", str(tmp_path / "again")]
+    assert main(words) == 3
+    assert main([*words, "--rerun-unsure"]) == 0
+
+    (work,) = workers
+    assert [str(entry) for _, entry in work.rows] == ["torch.block_copy[HND]"]
+    assert work.options.min_visits == 15
+    (folder,) = (tmp_path / "again").iterdir()
+    assert len((folder / "records.jsonl").read_text().splitlines()) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("1 UNSURE, 2 SAME")
+    assert "\n3 SAME: " in said
+    assert "UNSURE at first, and measured again: 1 row." in said
+
+
+def test_rows_of_another_device_are_not_measured_here(unsure, workers, tmp_path, capsys):
+    """Exit code 2, with both devices."""
+    for folder in unsure:
+        file = tmp_path / folder / "records.jsonl"
+        file.write_text(file.read_text().replace('"device":"toy"', '"device":"elsewhere"'))
+
+    assert main(["compare", *unsure, "--rerun-unsure", "--runs-dir", str(tmp_path / "again")]) == 2
+    assert "--rerun-unsure: the rows are of elsewhere, this is toy" in capsys.readouterr().err
+
+
 # pytest-benchmark's JSON.
 
 
 def pytest_json(path, scale=1.0, rounds=1000, data=True):
     """A file as pytest-benchmark writes it, of somebody's own benchmark."""
-    import random
-
     chance = random.Random(scale)
     times = [1e-3 * scale * chance.gauss(1, 0.01) for _ in range(rounds)]
     stats = {"median": 1e-3 * scale, **({"data": times} if data else {})}
@@ -389,6 +456,22 @@ def test_a_file_without_its_rounds_is_unsure(tmp_path, capsys):
 
     assert main(["compare", old, new]) == 3
     assert "has 1 samples of it" in capsys.readouterr().out
+
+
+def test_rows_of_our_plugin_keep_their_names_and_visits(tmp_path):
+    """Case, digest, implementation and device are those of the record; a round is a visit."""
+    record = row()
+    fields = ("op", "impl", "layout", "case", "case_digest", "suite", "run", "device", "flags", "workspace_bytes")
+    extra = {name: getattr(record, name) for name in fields}
+    stats = {"median": record.launch_s.median, "data": record.launch_s.samples}
+    benchmark = {"fullname": "tests/test_matrix.py::x", "extra_info": extra, "stats": stats}
+    machine = {"pagedbench": {"device": {"slug": record.device, "kind": "cuda"}, "toolchain": {"torch": "2.11.0"}}}
+    file = tmp_path / "ours.json"
+    file.write_text(json.dumps({"machine_info": machine, "commit_info": {}, "benchmarks": [benchmark]}))
+    (read,) = load_pytest_json(file)
+
+    assert (read.key, read.launch_s, read.device_kind) == (record.key, record.launch_s, "cuda")
+    assert read.toolchain["torch"] == "2.11.0"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"benchmarks": 3}', '{"machine_info": {}, "benchmarks": [{}]}'])
