@@ -8,7 +8,7 @@
 #include "shares.cuh"
 
 constexpr int kQuads = kHeadDim / 4;    // of a row of sums
-constexpr int kAtOnce = 8;              // partials of other teams read at a time
+constexpr int kAtOnce = 16;             // partials of other teams read at a time: each turn costs a trip to L2
 
 // A warp's partials of a segment. The padding spreads what a warp stores at once over all banks (accumulator.cuh).
 struct Partials {
@@ -94,17 +94,18 @@ __device__ inline Merged merge_shares(const Workspace& workspace, const Spread& 
         float2 stats[kAtOnce];
         float most = -CUDART_INF_F;
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {    // past the last one: again the last one, and nothing of it
-            const int column = min(begin + i, spread.last_column), row = spread.place(column) * kHeads + head;
+        for (int i = 0; i < kAtOnce; ++i) {
+            sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), stats[i] = make_float2(-CUDART_INF_F, 0.0f);
+            if (begin + i > spread.last_column) continue;
+            const int row = spread.place(begin + i) * kHeads + head;
             sums[i] = __ldcg(workspace.sums + (long long)row * kQuads + quad);
             stats[i] = __ldcg(workspace.stats + row);
-            most = fmaxf(most, stats[i].x);
         }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) most = fmaxf(most, stats[i].x);
         merged.rise(most);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            if (begin + i <= spread.last_column) merged.add(stats[i], sums[i]);
-        }
+        for (int i = 0; i < kAtOnce; ++i) merged.add(stats[i], sums[i]);
     }
     return merged;
 }

@@ -38,7 +38,10 @@ __device__ inline void list_sequences(Sequence* sequences, const int* seq_lens, 
     for (int begin = 0; begin <= num_seqs; begin += kThreads) {
         const int seq = begin + threadIdx.x;
         int num_tokens = 0;
-        if (seq < num_seqs && query_start_loc[seq] < query_start_loc[seq + 1]) num_tokens = max(seq_lens[seq], 0);
+        if (seq < num_seqs) {    // three loads at once, none waits for another
+            const int first_query = query_start_loc[seq], past_query = query_start_loc[seq + 1], seq_len = seq_lens[seq];
+            num_tokens = first_query < past_query ? max(seq_len, 0) : 0;
+        }
         const int tiles = (num_tokens + kTile - 1) / kTile;
         int sum = tiles;    // of the lanes up to this one
         for (int offset = 1; offset < 32; offset *= 2) {
@@ -70,17 +73,22 @@ struct Shares {
     int num_tiles;    // of all sequences
     int lanes;
     int columns;      // shares that a row is cut into; each holds at least one tile
-    int length;       // of a row
+    int shorter;      // tiles of a share; the first `longer` of them have one more
+    int longer;
 
     __device__ Shares(const Sequence* sequences, int num_seqs, int lanes, int rounds, int num_teams)
         : sequences(sequences), num_seqs(num_seqs), num_tiles(sequences[num_seqs].first_tile), lanes(lanes) {
-        length = num_tiles * rounds;
+        const int length = num_tiles * rounds;
         columns = min(num_teams / lanes, (length + kTeam - 1) / kTeam);    // a tile for each warp before another share
+        shorter = length / max(columns, 1), longer = length - shorter * columns;
     }
 
-    // Where share `column` begins, and the share that `position` is in: the last one that begins at or before it.
-    __device__ int begin(int column) const { return (long long)length * column / columns; }
-    __device__ int column_of(int position) const { return ((position + 1LL) * columns - 1) / length; }
+    // Where share `column` begins, and the share that `position` is in.
+    __device__ int begin(int column) const { return column * shorter + min(column, longer); }
+    __device__ int column_of(int position) const {
+        const int first_shorter = longer * (shorter + 1);
+        return position < first_shorter ? position / (shorter + 1) : longer + (position - first_shorter) / shorter;
+    }
 
     // The segment that begins at `position`, of a share that ends at `end`.
     __device__ Segment find(int position, int end) const {

@@ -54,8 +54,9 @@ __device__ __forceinline__ void finish(
 __device__ inline void write_empty(
     Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride) {
     for (int seq = blockIdx.x; seq < shares.num_seqs; seq += gridDim.x) {
+        if (shares.sequences[seq].num_tokens > 0) continue;
         const int token = query_start_loc[seq];
-        if (shares.sequences[seq].num_tokens > 0 || token == query_start_loc[seq + 1]) continue;
+        if (token == query_start_loc[seq + 1]) continue;
         for (int i = threadIdx.x; i < num_q_heads * kQuads; i += kThreads) {
             const int head = i / kQuads;
             write_out(

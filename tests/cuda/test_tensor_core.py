@@ -124,17 +124,20 @@ def test_many_sequences_take_room_from_rings():
 # The arithmetic of shares.cuh
 
 def begin(column, length, columns):
-    return length * column // columns
+    shorter, longer = divmod(length, columns)
+    return column * shorter + min(column, longer)
 
 
 def column_of(position, length, columns):
-    return ((position + 1) * columns - 1) // length
+    shorter, longer = divmod(length, columns)
+    first_shorter = longer * (shorter + 1)
+    return position // (shorter + 1) if position < first_shorter else longer + (position - first_shorter) // shorter
 
 
 @pytest.mark.parametrize("columns", [1, 2, 33, 132, 1056])
 @pytest.mark.parametrize("surplus", [0, 1, 5, 131, 1000, 262144 - 1056])
-def test_the_share_of_a_position_is_the_last_that_begins_before_it(columns, surplus):
-    """Shares cover a row without gaps, equal to within a tile; the column of a position is found without a search."""
+def test_the_share_of_a_position_is_found_without_a_search(columns, surplus):
+    """Shares cover a row without gaps, equal to within a tile, and each position is in the share that says so."""
     length = columns + surplus
     starts = [begin(column, length, columns) for column in range(columns + 1)]
     sizes = [after - before for before, after in itertools.pairwise(starts)]
