@@ -67,7 +67,9 @@ def block_permutation(subject: Subject) -> Iterator[Answer]:
     """The same tokens in other blocks of the pool."""
     plain = _Plain(subject)
     plain.require_blocks()
-    moved = np.random.default_rng(0).permutation(plain.case.num_blocks).astype(np.int32)
+    cycle = np.random.default_rng(0).permutation(plain.case.num_blocks).astype(np.int32)
+    moved = np.empty_like(cycle)
+    moved[cycle] = np.roll(cycle, 1)  # no block stays where it is
     order = torch.from_numpy(np.argsort(moved)).to(plain.key.device)
     tables = moved[plain.step.host_block_tables]
     yield plain.answer(plain.attend(plain.vary(plain.case, tables=tables, key=plain.key[order], value=plain.value[order])))

@@ -1,0 +1,261 @@
+"""Each relation finds the fault that is its own, by name, in an entry that is right on the inputs as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from harness import relations
+from harness.attention_relations import ATTENTION
+from harness.device import find_device
+from harness.hazards import PLAIN
+from harness.names import UsageError
+from harness.ops import operator
+from harness.ops.attention import AttentionCase
+from harness.ops.block_copy import BlockCopyCase
+from harness.ops.cache_write import CacheWriteCase
+from harness.ops.layouts import CONTIGUOUS, HND, NHD
+from harness.options import Options
+from harness.pipeline import Session
+from harness.registry import DETERMINISTIC, RELATIONS, Entry, Impl, Limits, Registry, Unsupported
+from harness.relations import Subject, check_relations
+from harness.trial import Trial
+from impls import numpy_online
+
+CASE = AttentionCase(
+    name="tiny.decode", num_q_heads=4, num_kv_heads=2, head_dim=16, block_size=4, seq_lens=(5, 9, 16, 0), dtype="f32"
+)
+CHUNKED = dataclasses.replace(CASE, name="tiny.chunked", seq_lens=(7,), q_lens=(3,))
+NO_GPU = "not run: there is no GPU"
+
+
+class Right(numpy_online.Online):
+    """numpy.online; toys are right on one kind of input only."""
+
+    launches = 0
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        self.launches += 1
+        super().launch(query, key_cache, value_cache, out, lse)
+        if self.errs(query, key_cache):
+            out.mul_(1.01)
+
+    def errs(self, query, key_cache):
+        return False
+
+
+def erring(errs):
+    return type("Toy", (Right,), {"errs": lambda self, *tensors: errs(self, *tensors)})
+
+
+class LastBit(Right):
+    """Every other launch rounds up: as sums in an order that chance decides."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        if self.launches % 2 == 0:
+            out.copy_(torch.nextafter(out, 2 * out))
+
+
+class Packed(Right):
+    """Takes a tensor for contiguous, whatever its strides; `what` is its place among the arguments."""
+
+    what = 0
+
+    def launch(self, *tensors):
+        views = list(tensors)
+        packed = torch.empty(views[self.what].shape).stride()
+        views[self.what] = views[self.what].as_strided(views[self.what].shape, packed)
+        super().launch(*views)
+
+
+class Remembers(Right):
+    """Answers the second layer of a plan as it did the first."""
+
+    def plan(self, step):
+        super().plan(step)
+        self.answer = None
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        if self.answer is None:
+            super().launch(query, key_cache, value_cache, out, lse)
+            self.answer = out.clone(), lse.clone()
+        out.copy_(self.answer[0])
+        lse.copy_(self.answer[1])
+
+
+class Refuses(Right):
+    def launch(self, query, key_cache, value_cache, out, lse):
+        if not (query.is_contiguous() and key_cache.is_contiguous()):
+            raise ValueError("tensors must be contiguous")
+        super().launch(query, key_cache, value_cache, out, lse)
+
+
+def tables(toy):
+    return toy.step.host_block_tables
+
+
+def shares(toy):
+    lens = toy.step.host_seq_lens
+    owned = np.concatenate([row[: -(-n // toy.spec.block_size)] for row, n in zip(tables(toy), lens, strict=True)])
+    return len(set(owned.tolist())) < len(owned)
+
+
+FIRST_BLOCK = operator("attention").build(CASE, PLAIN, layers=1, device="cpu").step.host_block_tables[0, 0]
+
+FAULTS = {
+    "repeat": LastBit,
+    "block_permutation": erring(lambda toy, *_: tables(toy).shape == (4, 5) and tables(toy)[0, 0] != FIRST_BLOCK),
+    "batch_order": erring(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
+    "shared_prefix": erring(lambda toy, *_: shares(toy)),
+    "layers": Remembers,
+    "halves": erring(lambda toy, *_: toy.step.host_seq_lens.max() <= 8),
+    "strided_query": Packed,
+    "strided_cache": type("Toy", (Packed,), {"what": 1}),
+    "block_size": erring(lambda toy, *_: toy.spec.block_size != 4),
+    "splits": erring(lambda toy, *_: toy.spec.params["splits"] == 3),
+}
+TOYS = {**FAULTS, "right": Right, "refuses": Refuses}
+
+
+def __getattr__(name):
+    """prepare_NAME is the toy's."""
+    if name.startswith("prepare_"):
+        return TOYS[name.removeprefix("prepare_")]
+    raise AttributeError(name)
+
+
+def toy(name, **fields):
+    params = {"splits": (1, 2, 3)}
+    defaults = {"name": f"toy.{name}", "op": "attention", "prepare": f"{__name__}:prepare_{name}", "params": params}
+    return Impl(**{**defaults, **fields})
+
+
+def hold(impl, case=CASE, layout=HND, only=None, monkeypatch=None):
+    """Run the relations, or one, and return what was noted and what is wrong."""
+    if only:
+        monkeypatch.setattr(relations, "relations_of", lambda op: {only: (relations.GENERAL | ATTENTION)[only]})
+    device, op = find_device("cpu"), operator(case.op)
+    entry = Entry(impl, layout)
+    trial = Trial.of(impl.load(), op.spec(case, layout, "cpu", impl.resolve_params({})), device)
+    staged = op.build(case, PLAIN, layers=1, device="cpu").stage(layout)
+    note = {}
+    return note, check_relations(Subject.of(case, entry, trial, staged, thorough=True), note)
+
+
+@pytest.mark.parametrize("layout", [HND, NHD], ids=str)
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_relation_finds_its_fault(name, layout, monkeypatch):
+    """Entries that are right as long as nothing varies are wrong by the relation that varies it."""
+    note, why = hold(toy(name), layout=layout, only=name, monkeypatch=monkeypatch)
+
+    assert why
+    assert why.startswith(f"relation {name}: ")
+    assert note == {name: why.replace(f"relation {name}", "broken")}
+
+
+@pytest.mark.parametrize("layout", [HND, NHD, CONTIGUOUS], ids=str)
+@pytest.mark.parametrize("case", [CASE, CHUNKED], ids=str)
+def test_the_right_hold_every_relation(case, layout):
+    """None is broken, and which could not run says why."""
+    name = "torch_contiguous" if layout is CONTIGUOUS else "right"
+    fields = {"prepare": "impls.torch_contiguous:prepare"} if layout is CONTIGUOUS else {}
+    note, why = hold(toy(name, claims=DETERMINISTIC, **fields), case, layout)
+
+    assert why is None
+    assert set(note) == set(RELATIONS)
+    assert all(held in ("bitwise", "tolerance") or held.startswith("not run: ") for held in note.values())
+    assert note["repeat"] == "bitwise"
+    assert note["graph"] == note["side_stream"] == NO_GPU
+    assert note["halves"].startswith("not run") == (case is CHUNKED or layout is CONTIGUOUS)
+
+
+def test_a_claim_of_bits_is_held_to_its_bits(monkeypatch):
+    """A last bit more is within tolerance, but not what was claimed; `repeat` is claimed unless the entry says less."""
+    _, why = hold(toy("repeat"), only="repeat", monkeypatch=monkeypatch)
+    modest, nothing = hold(toy("repeat", claims={"repeat": "tolerance"}), only="repeat", monkeypatch=monkeypatch)
+
+    assert why.startswith("relation repeat: claimed bitwise, but ")
+    assert why.endswith(" elements differ")
+    assert (modest, nothing) == ({"repeat": "tolerance"}, None)
+
+
+def test_an_error_of_its_own_is_no_wrong_answer():
+    """Whoever takes no strided tensors says so, and the record keeps the words."""
+    note, why = hold(toy("refuses"))
+
+    assert why is None
+    assert note["strided_query"] == note["strided_cache"] == "refused: ValueError: tensors must be contiguous"
+
+
+def test_limits_bound_what_is_varied():
+    """An entry of one block size is not asked for another, nor one without splits for them."""
+    only_four = toy("right", limits=Limits(block_sizes={4}), params={})
+    note, why = hold(only_four)
+
+    assert why is None
+    assert note["block_size"] == "not run: the entry takes no other block size"
+    assert note["splits"] == "not run: the entry declares no splits"
+
+
+def test_a_variation_that_cannot_be_prepared_is_not_run(monkeypatch):
+    """Unsupported is no fault."""
+
+    def prepare(spec):
+        if spec.params["splits"] == 2:
+            raise Unsupported("not with 2")
+        return Right(spec)
+
+    monkeypatch.setitem(TOYS, "picky", prepare)
+    note, why = hold(toy("picky"), only="splits", monkeypatch=monkeypatch)
+
+    assert (note, why) == ({"splits": "not run: not with 2"}, None)
+
+
+@pytest.mark.parametrize("case", [
+    CacheWriteCase(name="tiny.write", num_kv_heads=1, head_dim=16, block_size=4, num_tokens=3, num_blocks=4),
+    BlockCopyCase(name="tiny.copy", num_kv_heads=1, head_dim=16, block_size=4, num_copies=3, num_blocks=8, chained=True),
+], ids=str)  # fmt: skip
+def test_other_operators_are_held_to_what_applies(case):
+    """A write and a copy are launched again, and on a GPU captured and on a side stream."""
+    note, why = hold(Impl(name="some", op=case.op, prepare=f"impls.torch_{case.op}:prepare"), case)
+
+    assert why is None
+    assert note == {"repeat": "bitwise", "graph": NO_GPU, "side_stream": NO_GPU}
+
+
+def run(impl, **options):
+    (record,) = Session(Options(bench=False, **options), Registry([impl]), "cpu").measure([CASE], [Entry(impl, HND)])
+    return record
+
+
+def test_the_record_says_which_ran(monkeypatch):
+    """Small cases are held to relations by default, others only when asked; a broken one is wrong."""
+    assert run(toy("right")).check["relations"]["batch_order"] == "bitwise"
+    assert run(toy("right"), relations="none").check["relations"] == {"not run": "--relations none"}
+    assert run(toy("batch_order")).reason.startswith("relation batch_order: ")
+    monkeypatch.setattr("harness.row.SMALL_BYTES", 100)
+    assert run(toy("right")).check["relations"]["not run"].startswith("a cache holds more than ")
+    assert run(toy("right"), relations="all").check["relations"]["batch_order"] == "bitwise"
+
+
+def test_what_launches_slowly_is_left_to_all(monkeypatch):
+    """An interpreter would take minutes."""
+    monkeypatch.setattr(relations, "SMALL_S", 0.0)
+
+    assert run(toy("right")).check["relations"]["not run"].startswith("one launch takes 0.0 s")
+
+
+@pytest.mark.parametrize("claims", [{"symmetry": "bitwise"}, {"repeat": "exact"}])
+def test_claims_are_of_known_relations(claims):
+    """A typing slip would claim nothing."""
+    with pytest.raises(UsageError, match="claims"):
+        toy("right", claims=claims)
+
+
+def test_every_relation_has_a_default_claim():
+    """The table of claims and the relations themselves name the same."""
+    assert set(RELATIONS) == set(relations.GENERAL) | set(ATTENTION)
