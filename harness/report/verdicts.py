@@ -15,7 +15,7 @@ from harness.costs import Growth
 from harness.difference import Difference
 from harness.record import Record
 from harness.report import units
-from harness.report.markdown import code, escape, table
+from harness.report.markdown import code, escape
 
 #: Rows that a comment shows before it says how many more there are.
 MOST = 50
@@ -121,7 +121,7 @@ def markdown(comparison: Comparison) -> str:
     if comparison.groups is not None:
         cells = [[cell if i else f"**{cell}**" for i, cell in enumerate(_group_cells(g))] for g in comparison.groups]
         lines = [[line[0], code(line[1]), *map(escape, line[2:])] for line in cells]
-        parts.append(table(["verdict", "implementation", "rows", "change", "95% interval", "why"], lines, words=2))
+        parts.append(_pipe(["verdict", "implementation", "rows", "change", "95% interval", "why"], lines))
     rows = _worst_first(comparison.judged)
     loud = [row for row in rows if row.verdict not in CALM]
     parts += list(_row_table(loud))
@@ -143,7 +143,7 @@ def _row_table(rows: Sequence[Judged]) -> Iterator[str]:
     for row in rows[:MOST]:
         cells = _cells(row)
         lines.append([f"**{cells[0]}**", code(cells[1]), code(cells[2]), *cells[3:], escape(_why(row))])
-    yield table(["verdict", "row", "case", "old", "new", "change", "95% interval", "why"], lines, words=3)
+    yield _pipe(["verdict", "row", "case", "old", "new", "change", "95% interval", "why"], lines)
     if len(rows) > MOST:
         yield f"and {len(rows) - MOST} more rows; `records.jsonl` and `--json` have all."
 
@@ -188,9 +188,21 @@ def _cost_line(growth: Growth) -> str:
     return f"COSTLIER {label(record)} on {record.case}: {growth.cost.name} {show(growth.old)} -> {show(growth.new)}"
 
 
+#: Heads of columns that hold text and stand left; numbers stand right.
+_WORDS = ("verdict", "row", "case", "implementation", "why")
+
+
 def _plain(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    align = ["left" if head in ("verdict", "row", "case", "implementation", "why") else "right" for head in heads]
-    text: str = tabulate.tabulate(lines, heads, tablefmt="simple", disable_numparse=True, colalign=align)
+    return _table(heads, lines, "simple")
+
+
+def _pipe(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return _table(heads, lines, "pipe")
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], style: str) -> str:
+    align = ["left" if head in _WORDS else "right" for head in heads]
+    text: str = tabulate.tabulate(lines, heads, tablefmt=style, disable_numparse=True, colalign=align)
     return text
 
 
