@@ -19,7 +19,7 @@ from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.registry import Entry, Unsupported
-from harness.trial import SPIN_CYCLES, Trial
+from harness.trial import SPIN_CYCLES, Trial, lend
 
 #: Bytes of one cache and seconds of one launch up to which "small" runs relations.
 SMALL_BYTES, SMALL_S = 4 << 20, 0.25
@@ -141,7 +141,7 @@ def graph(subject: Subject) -> Iterator[Answer]:
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(captured):
-        trial.prepared.launch(*staged.arguments(0))
+        trial.prepared.launch(*lend(staged.arguments(0)))
     for _ in range(2):
         staged.soil(0)
         captured.replay()
@@ -158,7 +158,7 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         trial.plan(staged.step)
-        trial.prepared.launch(*staged.arguments(0))
+        trial.prepared.launch(*lend(staged.arguments(0)))
         words = _outputs(trial, staged)
     yield subject.again(words)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ SPIN_CYCLES = 5_000_000
 
 
 def lend(arguments: Iterable[Any]) -> tuple[Any, ...]:
-    """The same memory under tensors that cannot be resized, since other rows are given it, too."""
+    """The same memory under tensors of their own: one that a launch resizes is not the next row's."""
     return tuple(part.detach() if isinstance(part, torch.Tensor) else lend(part) for part in arguments)
 
 
