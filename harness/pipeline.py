@@ -258,7 +258,7 @@ class _CaseRun:
     def _refuse(self, row: Row) -> tuple[str, str] | None:
         """Why a row does not run: (status, reason)."""
         try:
-            why_not = row.entry.impl.why_not(self.case, self.device.kind)
+            why_not = row.entry.impl.why_not(self.case, self.device.kind) or row.entry.layout.why_not(self.case)
         except Exception as error:
             return "failed", f"whether it can run here: {type(error).__name__}: {error}"
         if why_not:

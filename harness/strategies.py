@@ -16,7 +16,7 @@ from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.case import Case
 
-HEAD_DIMS = (64, 128, 16, 32, 80, 96, 112, 120, 192, 256, 8, 40)
+HEAD_DIMS = (64, 128, 16, 32, 80, 96, 112, 120, 192, 256, 8, 40, 20)
 BLOCK_SIZES = (16, 32, 8, 1, 64, 2, 3, 24, 48, 128, 256)
 GROUPS = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
 #: tokens of the longest sequence, enough for several blocks, tiles and splits; query tokens of one; sequences

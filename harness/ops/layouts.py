@@ -17,8 +17,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from harness.ops.dtypes import ITEMSIZE
+
 if TYPE_CHECKING:
     import torch
+
+    from harness.ops.case import Case
 
     Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,15 +34,25 @@ class Layout:
     arrange     canonical (key, value) -> (key_cache, value_cache) as an implementation takes them
     restore     the way back
     paged       False for CONTIGUOUS, whose tensors are gathered by the operator from the tables
+    unit        bytes of which a token's head must be a whole number
     """
 
     name: str
     arrange: Callable[[torch.Tensor, torch.Tensor], Pair]
     restore: Callable[[torch.Tensor, torch.Tensor], Pair]
     paged: bool = True
+    unit: int = 1
 
     def __str__(self) -> str:
         return self.name
+
+    def why_not(self, case: Case) -> str | None:
+        """Return why `case` has no such layout, as a sentence, or None."""
+        itemsize = ITEMSIZE[getattr(case, "dtype", "f32")]
+        head_dim = getattr(case, "head_dim", self.unit)
+        if head_dim * itemsize % self.unit:
+            return f"{self.name}: head_dim must be a multiple of {self.unit // itemsize}, {self.unit} bytes (got {head_dim})"
+        return None
 
     def empty(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str) -> Pair:
         """Make an uninitialised cache of canonical `shape`, born in this layout."""
@@ -121,11 +135,12 @@ NHD = Layout(
     restore=lambda key, value: (_swap_heads(key), _swap_heads(value)),
 )
 KV_NHD = Layout(name="KV_NHD", arrange=_kv_nhd, restore=lambda key, value: (_swap_heads(key), _swap_heads(value)))
-X_PACKED = Layout(name="X_PACKED", arrange=_pack, restore=_unpack)
+X_PACKED = Layout(name="X_PACKED", arrange=_pack, restore=_unpack, unit=16)
 HND_SWIZZLED = Layout(
     name="HND_SWIZZLED",
     arrange=lambda key, value: (_swizzle(key), _swizzle(value)),
     restore=lambda key, value: (_swizzle(key), _swizzle(value)),
+    unit=16,
 )
 CONTIGUOUS = Layout(name="CONTIGUOUS", arrange=_not_paged, restore=_not_paged, paged=False)
 

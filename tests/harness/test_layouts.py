@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -144,3 +146,15 @@ def test_layouts_are_found_by_their_names():
     """The table's keys are what records and --layouts say."""
     assert all(str(layout) == name for name, layout in LAYOUTS.items())
     assert LAYOUTS["NHD"] is NHD
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=str)
+@pytest.mark.parametrize(("head_dim", "dtype", "fits"), [(20, "f16", False), (20, "f32", True), (24, "bf16", True)])
+def test_a_layout_says_which_heads_it_cannot_hold(layout, head_dim, dtype, fits):
+    """Of chunks of 16 bytes there must be whole ones; such a row is unsupported, and no failure."""
+    case = SimpleNamespace(head_dim=head_dim, dtype=dtype)
+    why_not = layout.why_not(case)
+
+    assert (why_not is None) == (fits or layout.unit == 1)
+    assert why_not is None or "head_dim must be a multiple of 8, 16 bytes (got 20)" in why_not
+    assert {layout.name for layout in LAYOUTS.values() if layout.unit > 1} == {"X_PACKED", "HND_SWIZZLED"}
