@@ -17,8 +17,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from harness.difference import Difference, paired
@@ -28,8 +27,8 @@ from harness.ops.case import Case
 from harness.options import Options
 from harness.record import Record, parse_line
 from harness.registry import Entry
-from harness.rooms import HOUSE
 from harness.supervisor import LAST_WORDS, STALL_S, Work, lost_record
+from harness.trees import Side
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.arm import main; main(int(sys.argv[2]))"
 OLD, NEW = 0, 1
@@ -38,34 +37,6 @@ ATTEMPTS = 2
 
 Numbers = Sequence[int]
 Pairs = list[tuple[float, float]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Side:
-    """What an arm runs: the table of a checkout, files of implementations, and where Python looks for modules."""
-
-    tree: Path = HOUSE
-    impl_files: Sequence[str] = ()
-    path: Sequence[str] = dataclasses.field(default_factory=lambda: list(sys.path))
-
-
-def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, Side]:
-    """The old side, out of `tree`, and the new one, as this process sees it; `tree` is another state of `root`.
-
-    A tree with a table of ours gives its table. Files given by the user, and folders in which Python looks for modules,
-    are taken from the tree where they lie within `root`; a file that the tree has not got is left out. The harness is
-    the same on both sides.
-    """
-
-    def moved(path: str) -> str:
-        place = Path(path).resolve()
-        return str(tree / place.relative_to(root)) if place.is_relative_to(root) else path
-
-    old_files = [moved(path) for path in impl_files if Path(moved(path)).is_file()]
-    old_path = [moved(entry) if Path(entry).resolve() != HOUSE else entry for entry in sys.path]
-    has_table = (tree / "impls" / "__init__.py").is_file()
-    old = Side(tree=tree if has_table else HOUSE, impl_files=old_files, path=old_path)
-    return old, Side(impl_files=impl_files)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -341,36 +312,3 @@ def difference_of(rounds: Sequence[Pairs]) -> Difference | str:
     if any(min(pair) <= 0 for pairs in rounds for pair in pairs):
         return "a visit took no time at all"
     return paired(rounds)
-
-
-def root_of(folder: Path) -> Path | None:
-    """The checkout that a folder lies in, if it lies in one."""
-    command = ["git", "-C", str(folder), "rev-parse", "--show-toplevel"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Path(done.stdout.strip()).resolve() if done.returncode == 0 else None
-
-
-@contextlib.contextmanager
-def worktree(reference: str, root: Path = HOUSE) -> Iterator[Path]:
-    """A folder with another revision of the checkout `root`, taken away afterwards; a folder that is there is used as it is.
-
-    Raises UsageError for what is neither.
-    """
-    if reference and Path(reference).is_dir():
-        yield Path(reference).resolve()
-        return
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UsageError(f"{reference!r} is neither a folder nor a revision of {root}: {done.stderr.strip()}")
-        return done.stdout.strip()
-
-    commit = git("rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
-    with tempfile.TemporaryDirectory(prefix="pagedbench-ab-") as scratch:
-        tree = Path(scratch).resolve() / commit[:12]
-        git("worktree", "add", "--detach", str(tree), commit)
-        try:
-            yield tree
-        finally:
-            git("worktree", "remove", "--force", str(tree))

@@ -22,7 +22,7 @@ from harness.commands.selection import add_device, add_selection, cases_of, entr
 from harness.compare import groups, judge, unjudged
 from harness.costs import grown
 from harness.difference import Difference
-from harness.duel import Duel, Match, Numbers, Pairs, Setup, Side, difference_of, merged, root_of, sides_of, worktree
+from harness.duel import Duel, Match, Numbers, Pairs, Setup, difference_of, merged
 from harness.match import Pair
 from harness.names import UsageError
 from harness.options import Options
@@ -32,6 +32,7 @@ from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE
 from harness.store import new_run
 from harness.supervisor import STALL_S
+from harness.trees import Side, root_of, sides_of, worktree
 
 #: Rounds of fresh processes, and pairs of visits of each row in a round.
 ROUNDS, VISITS = 2, 8

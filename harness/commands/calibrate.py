@@ -16,9 +16,10 @@ from harness.commands.ab import add_rounds, setup_of
 from harness.commands.compare import share_of
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
-from harness.duel import Duel, Match, Side
+from harness.duel import Duel, Match
 from harness.names import UsageError
 from harness.store import new_run, write_json
+from harness.trees import Side
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:

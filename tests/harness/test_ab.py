@@ -11,13 +11,14 @@ import pytest
 
 from harness import duel
 from harness.cli import main
-from harness.duel import ATTEMPTS, OLD, Arm, Duel, Match, Setup, Side, merged, sides_of, worktree
+from harness.duel import ATTEMPTS, OLD, Arm, Duel, Match, Setup, merged
 from harness.names import UsageError
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.layouts import HND
 from harness.registry import Entry, Impl
 from harness.rooms import HOUSE
 from harness.store import load
+from harness.trees import Side, sides_of, worktree
 
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
 OTHER = replace(TINY, name="copy.other", num_copies=2)
