@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+from harness import checks
 from harness.ops.contract import Staged
 from harness.ops.layouts import Layout
 from harness.row import Row, Stage
@@ -32,4 +33,5 @@ def fastest(readers: Sequence[Row], stage: Callable[[Layout], Staged]) -> list[R
 
 def _try(row: Row, stage: Stage) -> bool:
     """Prepare, verify by checksum, take one visit."""
-    return row.prepare() and row.check(stage, "timed") and row.make_timer(stage) and row.visit() and bool(row.samples)
+    verified = row.prepare() and checks.family(row, stage, "timed", sets=1)
+    return verified and row.make_timer(stage) and row.visit() and bool(row.samples)

@@ -42,6 +42,8 @@ TIMED = Hazards(name="timed", fill="nan", needles=False, seed=3)
 
 #: Value of every V element in a decoy: a weight of one in ten thousand still moves an output by more than f16 rounds.
 DECOY_VALUE = 30000.0
+#: bytes of one pool that are poisoned at a time, which takes as much again
+POISON_BYTES = 256 << 20
 
 
 def seed_of(digest: str, hazards: Hazards, layer: int = 0) -> int:
@@ -97,9 +99,10 @@ def poison(key: torch.Tensor, value: torch.Tensor, unused: torch.Tensor, fill: s
     largest = torch.finfo(key.dtype).max
     of_key = (0.0, math.inf, 65504.0, -math.inf, largest, -65504.0)  # the first stays an ordinary key: a decoy
     of_value = (DECOY_VALUE, -math.inf, 65504.0, math.inf, -largest, -65504.0)
-    block, offset = unused.nonzero(as_tuple=True)
-    turn = (block * key.shape[2] + offset)[:, None] + torch.arange(key.shape[1], device=key.device)
-    kind = (turn % len(of_key))[..., None]  # [num_unused, num_kv_heads, 1]
-    keys, values = (torch.tensor(kinds, dtype=key.dtype, device=key.device)[kind] for kinds in (of_key, of_value))
-    key[block, :, offset] = torch.where(kind == 0, key[block, :, offset], keys)
-    value[block, :, offset] = values.expand(*kind.shape[:2], value.shape[3])
+    slots = max(1, POISON_BYTES // (key[:1, :, :1].numel() * key.element_size()))
+    for block, offset in (part.unbind(1) for part in torch.split(unused.nonzero(), slots)):
+        turn = (block * key.shape[2] + offset)[:, None] + torch.arange(key.shape[1], device=key.device)
+        kind = (turn % len(of_key))[..., None]  # [slots, num_kv_heads, 1]
+        keys, values = (torch.tensor(kinds, dtype=key.dtype, device=key.device)[kind] for kinds in (of_key, of_value))
+        key[block, :, offset] = torch.where(kind == 0, key[block, :, offset], keys)
+        value[block, :, offset] = values.expand(*kind.shape[:2], value.shape[3])

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from harness import checks
 from harness.ceiling import fastest
 from harness.device import Device, find_device, toolchain
 from harness.guards import restore
@@ -236,7 +237,7 @@ class _CaseRun:
         checked, right = right, []
         for row in checked:
             with self.session.phase("check"):
-                passed = row.check_late()
+                passed = checks.late(row)
             if passed:
                 right.append(row)
             else:
@@ -306,18 +307,19 @@ class _CaseRun:
         stages = {family: functools.partial(self._stage, family, row.entry.layout) for family in (PLAIN, NEEDLES)}
         if not all(row.attempt(stage, "inputs") for stage in stages.values()) or not row.prepare():
             return False
-        passed = all(row.check(stage, family.name) for family, stage in stages.items())
+        passed = all(checks.family(row, stage, family.name) for family, stage in stages.items())
         if passed and row.entry.impl.role != "reader":
-            passed = row.check_relations(stages[PLAIN], self.session.options.relations)
+            passed = checks.relations(row, stages[PLAIN], self.session.options.relations)
         if passed and self.session.isolated:
             self.progress(f"check {self.case} {row.entry} with wild block ids", row.number)
-            passed = row.check_wild(stages[PLAIN])
+            passed = checks.wild(row, stages[PLAIN])
         elif passed and self.case.op == "attention":
             row.remark("wild block ids", "not tried: one that is looked up ends the process, which is not a worker")
         self._restore(row, PLAIN, NEEDLES)
-        # Outputs of its own let a row wait for late changes while the next one is checked.
-        if passed and not all(stage().renew() for stage in stages.values()):
-            passed = row.check_late()
+        # Outputs of its own let a row wait for late changes while the next one is checked, and spare that one the changes.
+        renewed = [stage().renew() for stage in stages.values()]
+        if passed and not all(renewed):
+            passed = checks.late(row)
         return passed
 
     def _restore(self, row: Row, *families: Hazards) -> None:
@@ -390,7 +392,7 @@ class _CaseRun:
     def _finish(self, row: Row, readers: Sequence[Row]) -> None:
         """Everything about a timed row that needs its samples."""
         self.progress(f"finish {self.case} {row.entry}", row.number)
-        row.check_timed(functools.partial(self._stage, TIMED, row.entry.layout, 0))
+        checks.timed(row, functools.partial(self._stage, TIMED, row.entry.layout, 0))
         self._restore(row, TIMED)
         summary = row.summary()
         if row.status == "ok" and summary is None:

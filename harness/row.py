@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,6 @@ from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
-from harness.relations import SMALL_BYTES, Subject, check_relations
 from harness.trial import Trial, lend
 
 Stage = Callable[[], Staged]
@@ -104,80 +102,7 @@ class Row:
         self._before = before
         return True
 
-    def check(self, stage: Stage, family: str) -> bool:
-        """Launch once on every set, outputs soiled, and judge them. `stage` makes the tensors: too many, perhaps."""
-
-        def work() -> None:
-            staged = stage()
-            self.trial.plan(staged.step)
-            for layer in range(staged.num_layers):
-                self.trial.launch(staged, layer)
-                self._measure_memory()
-                why = self.trial.look(staged, [layer]) or self._judge(staged, layer, family)
-                self.fields["check"][family] |= staged.coverage()
-                if why:
-                    self.end("wrong", f"{family} inputs: {self.trial.late() or why}")
-                    return
-
-        self.fields.setdefault("check", {})[family] = {}
-        return self.attempt(work, f"check with {family} inputs")
-
-    def _judge(self, staged: Staged, layer: int, family: str) -> str | None:
-        """Judge one layer's outputs and note the worst so far of this family; return what is wrong."""
-        is_reader = self.entry.impl.role == "reader"
-        judged = staged.judge_reader(layer, self.prepared) if is_reader else staged.judge(layer, self.entry.impl.quantises)
-        noted, worst = self.fields["check"][family], max(judged.ratios.values(), default=0.0)
-        if not judged.passed or worst >= max(noted.get("ratios", {}).values(), default=0.0):
-            noted |= judged.to_json()
-        return judged.reason
-
-    def check_relations(self, stage: Stage, wanted: str) -> bool:
-        """Hold the row to the relations of its operator, where `wanted` ("all", "small", "none") has them run."""
-        held: dict[str, str] = {}
-
-        def work() -> None:
-            subject = Subject.of(self.case, self.entry, self.trial, stage(), thorough=wanted == "all")
-            why = check_relations(subject, held)
-            if why:
-                self.end("wrong", why)
-
-        self.fields["check"]["relations"] = held
-        if wanted == "none":
-            held["not run"] = "--relations none"
-        elif wanted == "small" and self.case.cache_bytes > SMALL_BYTES:
-            held["not run"] = f"a cache holds more than {SMALL_BYTES >> 20} MiB (--relations all)"
-        else:
-            return self.attempt(work, "check of relations")
-        return True
-
-    def check_wild(self, stage: Stage) -> bool:
-        """Check once more with wild block ids in unused table entries: whoever looks one up loses the device."""
-
-        def work() -> None:
-            staged = stage()
-            step = staged.wild_step()
-            if step is None:
-                return
-            self.fields["check"]["wild"] = {}
-            self.trial.plan(step)
-            self.trial.launch(staged, 0)
-            why = self.trial.look(staged, [0]) or self._judge(staged, 0, "wild")
-            if why:
-                self.end("wrong", f"wild block ids in unused table entries: {why}")
-
-        return self.attempt(work, "check with wild block ids in unused table entries")
-
-    def check_late(self) -> bool:
-        """Wait a little and see whether outputs still are what they were when their launches had ended."""
-
-        def work() -> None:
-            why = self.trial.late()
-            if why:
-                self.end("wrong", why)
-
-        return self.attempt(work, "check again")
-
-    def _measure_memory(self) -> None:
+    def measure_memory(self) -> None:
         """Note what the row has taken since before it was prepared, and compare it with what it declares."""
         if "memory" in self.fields:
             return
@@ -290,32 +215,6 @@ class Row:
                 self.flags.append("energy: the counter stepped fewer than three times in the window")
 
         self.attempt(work, "power")
-
-    def check_timed(self, stage: Stage) -> None:
-        """Soil every output, launch once more as was timed; scan all sets, and judge the first, the last and one more."""
-
-        def work() -> None:
-            staged = stage()
-            assert self.timer is not None
-            for layer in range(staged.num_layers):
-                staged.soil(layer)
-            last = self.timer.num_sets - 1
-            judged_layers = sorted({0, last, random.Random(self.case.digest).randint(0, last)})
-            launched = self.timer.relaunch(judged_layers)
-            self.fields.setdefault("check", {})["timed"] = {}
-            why = self.trial.look(staged, launched) or self.trial.late()
-            if why:
-                self.end("wrong", f"timed launches: {why}")
-            scanned = staged.scan(launched)
-            if scanned:
-                self.end("wrong", f"timed launches, {scanned}")
-            for layer in judged_layers:
-                reason = self._judge(staged, layer, "timed") if self.status == "ok" else None
-                if reason:
-                    self.end("wrong", f"timed launches, set {layer}: {reason}")
-
-        if self.entry.impl.role != "reader":
-            self.attempt(work, "check of timed launches")
 
     def release(self) -> None:
         """Let go of workspace and graphs."""

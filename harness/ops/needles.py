@@ -32,10 +32,13 @@ def num_rounds(case: AttentionCase) -> int:
 
 
 def needle_tokens(seq_len: int, q_len: int, group: int) -> list[int]:
-    """The query tokens of a sequence whose rows get needles: those that see a key, at most one in eight keys taken."""
+    """The query tokens of a sequence whose rows get needles: those that see a key, at most one in eight keys taken.
+
+    The last, which sees all, is among them.
+    """
     first = max(q_len - seq_len, 0)
     count = min(q_len - first, max(1, seq_len // (8 * group)))
-    return sorted({int(token) for token in np.linspace(first, q_len - 1, count)}) if count > 0 else []
+    return sorted({int(token) for token in np.linspace(q_len - 1, first, count)}) if count > 0 else []
 
 
 def needle_positions(num_visible: int, block_size: int, num_rows: int, start: int) -> np.ndarray:

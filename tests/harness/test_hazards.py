@@ -343,3 +343,71 @@ def test_seeds_are_all_different():
 
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_unused_entries_name_a_live_block_of_another_sequence():
+    """In the needle family; where a sequence is alone they name what nobody owns, as in the others."""
+    blocks_per_seq = (3, 0, 1, 5)
+    tables = hz.deal_blocks(blocks_per_seq, 12, np.random.default_rng(3))
+    foreign = hz.foreign_entries(tables, blocks_per_seq)
+    alone = hz.deal_blocks((0, 4), 12, np.random.default_rng(3))
+
+    for seq, count in enumerate(blocks_per_seq):
+        assert (foreign[seq, :count] == tables[seq, :count]).all()
+        others = {int(b) for other, n in enumerate(blocks_per_seq) if other != seq for b in tables[other, :n]}
+        assert set(foreign[seq, count:].tolist()) <= others
+    assert (hz.foreign_entries(alone, (0, 4))[1] == alone[1]).all()
+
+
+def test_wild_entries_name_no_block():
+    """-1, one past the last, and the largest int32, in unused entries and nowhere else."""
+    blocks_per_seq = (3, 0, 1)
+    tables = hz.deal_blocks(blocks_per_seq, 9, np.random.default_rng(3))
+    wild = hz.wild_entries(tables, blocks_per_seq, 9)
+
+    unused = np.arange(4)[None, :] >= np.array(blocks_per_seq)[:, None]
+    assert wild.dtype == np.int32
+    assert set(wild[unused].tolist()) == {-1, 9, 2**31 - 1}
+    assert (wild[~unused] == tables[~unused]).all()
+
+
+def test_the_first_slot_past_the_last_block_holds_a_decoy():
+    """Whoever reads a block too many gives a key of another sequence much of some row's weight."""
+    case = dataclasses.replace(DECODE, seq_lens=(150, 32, 64), q_lens=())
+    inputs = build(case, NEEDLES)
+    query = inputs.layers[0].query.double()
+    scores = [keys_up_to(case, inputs, seq, head) @ query[seq, head] for seq in range(3) for head in (0, 4)]
+    weights = [torch.softmax(case.softmax_scale * score, 0) for score in scores]
+
+    assert sum(bool(weight[-1] > 0.5) for weight in weights) >= 3
+
+
+def keys_up_to(case, inputs, seq, head):
+    """Keys of a sequence as its row sees them, and the first one of the block that its first unused entry names."""
+    positions = np.append(np.arange(case.seq_lens[seq]), case.blocks_per_seq[seq] * case.block_size)
+    blocks = inputs.step.host_block_tables[seq, positions // case.block_size]
+    return inputs.layers[0].key[blocks.tolist(), head // case.group, (positions % case.block_size).tolist()].double()
+
+
+LONG = dataclasses.replace(DECODE, name="some.long", seq_lens=(700, 3), q_lens=())
+
+
+@pytest.mark.parametrize("case", [DECODE, CHUNKED, LONG], ids=str)
+def test_rounds_of_needles_reach_every_block(case):
+    """As many sets as are asked for, and no more: together they have a needle in every block of every sequence."""
+    rounds = operator("attention").rounds(case, NEEDLES)
+    inputs = build(case, NEEDLES, layers=rounds)
+
+    assert inputs.needles == {(seq, block) for seq, count in enumerate(case.blocks_per_seq) for block in range(count)}
+    assert rounds == 1 or len(build(case, NEEDLES, layers=rounds - 1).needles) < len(inputs.needles)
+    assert operator("attention").rounds(case, PLAIN) == 1
+
+
+def test_poison_in_parts_is_the_same(monkeypatch):
+    """A pool larger than what is poisoned at a time gets the same bytes."""
+    whole = build(DECODE, NEEDLES).layers[0]
+    monkeypatch.setattr(hz, "POISON_BYTES", 1000)
+    parts = build(DECODE, NEEDLES).layers[0]
+
+    assert same(whole.key, parts.key)
+    assert same(whole.value, parts.value)

@@ -237,7 +237,7 @@ def test_the_record_says_which_ran(monkeypatch):
     assert run(toy("right")).check["relations"]["batch_order"] == "bitwise"
     assert run(toy("right"), relations="none").check["relations"] == {"not run": "--relations none"}
     assert run(toy("batch_order")).reason.startswith("relation batch_order: ")
-    monkeypatch.setattr("harness.row.SMALL_BYTES", 100)
+    monkeypatch.setattr("harness.checks.SMALL_BYTES", 100)
     assert run(toy("right")).check["relations"]["not run"].startswith("a cache holds more than ")
     assert run(toy("right"), relations="all").check["relations"]["batch_order"] == "bitwise"
 
