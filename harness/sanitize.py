@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from harness.names import UsageError
 from harness.record import Record
 from harness.sanitizer_log import Finding, Log, parse
-from harness.store import latest_run, load
+from harness.store import RECORDS, load
 from harness.supervisor import LAST_WORDS, Work, lost_record
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class Sanitized:
         words += [word for entry in dict.fromkeys(str(entry) for _, entry in rows) for word in ("--impl", entry)]
         words += [word for path in self.work.impl_files for word in ("--impl-file", path)]
         words += [word for name, value in rows[0][1].params.items() for word in ("--set", f"{name}={value}")]
+        words += ["--relations", self.work.options.relations]
         words += ["--device", self.work.device] if self.work.device else []
         return words + (["--patient"] if self.work.options.patient else [])
 
@@ -154,9 +155,9 @@ class Sanitized:
                 process.wait()
 
     def _records(self, out: Path) -> dict[tuple[str, str], Record]:
-        if not out.is_dir() or not any(out.iterdir()):
+        folder = next(out.iterdir(), None) if out.is_dir() else None
+        if folder is None or not (folder / RECORDS).exists():
             return {}
-        folder = latest_run(out)
         with contextlib.suppress(OSError):
             facts = json.loads((folder / "run.json").read_text())
             if "device" in facts:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli import main
 from harness.sanitizer_log import parse
-from harness.store import latest_run, load
+from harness.store import load
 
 # As the tools print: 2023 and later write "function+offset in file:line", earlier ones "offset in file:line:function".
 MEMCHECK = """\
@@ -158,7 +158,8 @@ def sanitize(tmp_path, monkeypatch):
         monkeypatch.setenv("FAKE_PLAN", json.dumps({"calls": str(calls), "found": [], "log": MEMCHECK, "clean": CLEAN, **plan}))
         words = ["check", "--sanitize", tool, "--impl", impl, "--case", "edges.length_1,edges.length_0"]
         code = main([*words, "--out", str(tmp_path / "runs")])
-        records = {(r.row, r.case): r for r in load(latest_run(tmp_path / "runs"))[0]}
+        (folder,) = (tmp_path / "runs").iterdir()
+        records = {(r.row, r.case): r for r in load(folder)[0]}
         return code, records, calls.read_text().splitlines()
 
     return run
