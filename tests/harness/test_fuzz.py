@@ -17,9 +17,9 @@ from harness.fuzz import Finding, Fuzz, command_of, entry_of, shape_of
 from harness.ops import OP_NAMES
 from harness.ops.layouts import CONTIGUOUS, HND
 from harness.options import Options
-from harness.pipeline import Session
 from harness.record import Record
 from harness.registry import Entry, Impl, default_registry, load_file
+from harness.session import Session
 from harness.store import latest_run, load
 from harness.strategies import attention_cases, cases
 from harness.supervisor import Spare
@@ -29,7 +29,7 @@ from harness.registry import Impl
 from impls import torch_gather
 
 IMPLS = (
-    Impl(name="mine.wrong_but_at_16", op="attention", prepare="{stem}:prepare_wrong", devices=("cpu",)),
+    Impl(name="mine.wrong_but_at_64", op="attention", prepare="{stem}:prepare_wrong", devices=("cpu",)),
     Impl(name="mine.crashes", op="attention", prepare="{stem}:prepare_crash", devices=("cpu",)),
 )
 
@@ -38,7 +38,7 @@ def prepare_wrong(spec):
     launch = right.launch
     def wrong(query, key_cache, value_cache, out, lse):
         launch(query, key_cache, value_cache, out, lse)
-        if spec.block_size != 16:
+        if spec.head_dim != 64:
             out += 1
     right.launch = wrong
     return right
@@ -178,14 +178,14 @@ def test_time_is_kept():
 
 def test_a_finding_is_printed_so_that_it_can_be_pasted(impl_file, tmp_path, capsys):
     """The command as printed fails in the same way; the finding is a record, and the exit code 1."""
-    words = ["fuzz", "--impl", "mine.wrong_but_at_16", "--impl-file", impl_file, "--device", "cpu", "--seed", "1"]
+    words = ["fuzz", "--impl", "mine.wrong_but_at_64", "--impl-file", impl_file, "--device", "cpu", "--seed", "1"]
     assert main([*words, "--minutes", "5", "--out", str(tmp_path / "runs")]) == 1
     lines = capsys.readouterr().out.splitlines()
     ((record,), problems) = load(latest_run(tmp_path / "runs"))
     said = json.loads((latest_run(tmp_path / "runs") / "run.json").read_text())
 
-    assert lines[0].startswith(f"mine.wrong_but_at_16[HND] wrong on {record.case}: plain inputs: ")
-    assert json.loads(lines[1])["block_size"] == 32
+    assert lines[0].startswith(f"mine.wrong_but_at_64[HND] wrong on {record.case}: plain inputs: ")
+    assert json.loads(lines[1])["head_dim"] == 128
     assert (record.suite, record.status, problems) == ("fuzz", "wrong", [])
     assert (said["seed"], said["findings"]) == (1, 1)
     command = shlex.split(lines[2])
