@@ -30,10 +30,10 @@ from harness.device import revision
 from harness.names import UsageError
 from harness.ops import case_from_json
 from harness.options import Options
-from harness.pipeline import DeviceLost, Session, Task
 from harness.registry import Entry, Registry, default_registry, load_file
 from harness.rooms import HOUSE
 from harness.row import Row
+from harness.session import DeviceLost, Session, Task
 from harness.worker import die_with_parent
 
 Tell = Callable[..., None]

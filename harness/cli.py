@@ -1,6 +1,7 @@
 """People's door: `pagedbench COMMAND`. Parses, loads the command's page, turns errors into one line and an exit code.
 
-Exit codes: 0 good; 1 something of ours is wrong or slower; 2 wrong usage, or the harness itself failed.
+Exit codes: 0 good; 1 something of ours is wrong or slower; 2 wrong usage, or the harness itself failed; 3 `compare` and
+`ab` could not tell, or rows are missing.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ COMMANDS = {
     "ceiling": ("harness.commands.ceiling", "what this device can read of cases' blocks", "pagedbench ceiling --suite facts"),
     "tune": ("harness.commands.tune", "sweep declared parameters", "pagedbench tune --impl cuda.split_kv --case facts.e"),
     "compare": ("harness.commands.compare", "two runs, or a run against the baseline", "pagedbench compare results/runs/STAMP"),
-    "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept results/runs/STAMP -m WHY"),
+    "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept RUN -m WHY"),
     "history": ("harness.commands.history", "rows over revisions, and the steps in them", "pagedbench history show"),
     "ab": ("harness.commands.ab", "two revisions or implementations, measured in turn", "pagedbench ab main --suite quick"),
-    "calibrate": ("harness.commands.calibrate", "false alarms and misses of the gate, measured", "pagedbench calibrate --suite smoke"),
+    "calibrate": ("harness.commands.calibrate", "how often the gate errs, measured", "pagedbench calibrate --suite smoke"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
     "fuzz": ("harness.commands.fuzz", "check random cases; failures are shrunk", "pagedbench fuzz --minutes 5 --impl 'cuda.*'"),

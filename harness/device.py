@@ -138,7 +138,11 @@ def toolchain() -> dict[str, str]:
     return found
 
 
-def revision(root: Path = Path(__file__).resolve().parent.parent) -> str:
+#: the checkout, or where this is installed
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def revision(root: Path = ROOT) -> str:
     """The short commit id of a checkout, "+" behind it where files differ from it; "unknown" outside one."""
 
     def git(*words: str) -> str:

@@ -46,7 +46,7 @@ def main(channel: int) -> None:
 
 def _work(asked: dict[str, Any], tell: Any) -> dict[str, float]:
     from harness.options import Options
-    from harness.pipeline import DeviceLost, Session, Task
+    from harness.session import DeviceLost, Session, Task
 
     registry = default_registry(asked["impl_files"])
     session = Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"], isolated=True)

@@ -199,7 +199,7 @@ class InProcess:
 
     def records(self) -> Iterator[Record]:
         """Yield a record for every row until the device is lost, which is a UsageError here."""
-        from harness.pipeline import DeviceLost, Session, Task
+        from harness.session import DeviceLost, Session, Task
 
         session = Session(self.work.options, self.registry, self.work.device, self.work.run)
         self.work.require_device(session.facts())

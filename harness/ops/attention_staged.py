@@ -33,6 +33,7 @@ class StagedAttention:
         self.lses: list[torch.Tensor] = []
         self.read: list[Guarded] = [*inputs.held]
         self.written: list[Guarded] = []
+        self._mirrored: set[int] = set()
         for index, layer in enumerate(inputs.layers):
             self._add(layer, self._of(index))
         self.renew()
@@ -111,9 +112,18 @@ class StagedAttention:
                     return f"set {layer}: {count} {rule}"
         return None
 
+    def mirror(self, layer: int) -> bool:
+        """Negate the layer's values, which negates outputs and leaves LSE alone; a second time undoes it bit for bit.
+
+        The layer must have been judged before: its truth is that of the values as they were made.
+        """
+        self.caches[layer][1].neg_()
+        self._mirrored ^= {layer}
+        return True
+
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
-        truth = self.inputs.truth(layer)
-        return judge_attention(self.outs[layer], self.lses[layer], truth, quantises=quantises)
+        truth, out = self.inputs.truth(layer), self.outs[layer]
+        return judge_attention(-out if layer in self._mirrored else out, self.lses[layer], truth, quantises=quantises)
 
     def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32

@@ -149,6 +149,10 @@ class StagedBlockCopy:
             for cache, old in zip(pair, before, strict=True):
                 cache.copy_(old)
 
+    def mirror(self, layer: int) -> bool:
+        """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""
+        return False
+
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         """Every element of every cache, bit for bit, against the list carried out in order."""
         wanted = self.inputs.sets[layer].clone()

@@ -158,6 +158,10 @@ class StagedCacheWrite:
         for cache, before in zip(self._arguments[layer][2:], arranged, strict=True):
             cache.copy_(before)
 
+    def mirror(self, layer: int) -> bool:
+        """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""
+        return False
+
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         """Every element, written or untouched, bit for bit."""
         got = self.layout.restore(*self._arguments[layer][2:])

@@ -52,6 +52,9 @@ class Staged(Protocol):
     def soil(self, layer: int) -> None:
         """Pre-fill what a launch must write, so that an element left unwritten shows."""
 
+    def mirror(self, layer: int) -> bool:
+        """Change what this layer's launch reads, in place, and with it what is right; again undoes it. False: it cannot."""
+
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         """Judge what the last launch left in this layer's outputs."""
 

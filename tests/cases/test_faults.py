@@ -16,7 +16,7 @@ from harness.ops.block_copy_tensors import _copies
 from harness.ops.cache_write_tensors import _slots
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
-from harness.pipeline import _CaseRun
+from harness.pipeline import CaseRun
 from harness.registry import Entry, Impl, default_registry
 from harness.row import Row
 
@@ -62,7 +62,7 @@ def refused(case, layouts, free_bytes):
     device = SimpleNamespace(kind="cuda", name="cuda:0", free_bytes=lambda: free_bytes)
     impl = Impl(name="any", op=case.op, prepare="nowhere:prepare", layouts=tuple(layouts))
     rows = [Row(case, Entry(impl, layout), device, None) for layout in layouts]
-    run = _CaseRun(SimpleNamespace(device=device, options=Options(bench=False)), case, rows, print)
+    run = CaseRun(SimpleNamespace(device=device, options=Options(bench=False)), case, rows, print)
     return [row.entry.layout for row in rows if run._refuse(row)]
 
 

@@ -16,8 +16,8 @@ from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.layouts import HND, KV_NHD, NHD
 from harness.options import Options
-from harness.pipeline import Session
 from harness.registry import Impl, Registry
+from harness.session import Session
 from impls import numpy_online, torch_block_copy, torch_cache_write
 
 CASE = AttentionCase(

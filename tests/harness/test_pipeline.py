@@ -14,9 +14,9 @@ from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
-from harness.pipeline import Session, tasks
 from harness.record import parse_line
 from harness.registry import Entry, Impl, Limits, Registry, Unsupported
+from harness.session import Session, tasks
 from impls import torch_block_copy, torch_gather, torch_read
 
 CASE = AttentionCase(
@@ -105,6 +105,21 @@ class RemembersOnceTimed(Remembers):
             super().launch(*tensors)
 
 
+class RemembersByAddress(Right):
+    """Answers once for each key cache it is shown after a plan, as if it had gathered it ahead of time."""
+
+    def plan(self, step):
+        super().plan(step)
+        self.known = {}
+
+    def launch(self, *tensors):
+        if tensors[1].data_ptr() not in self.known:
+            super().launch(*tensors)
+            self.known[tensors[1].data_ptr()] = [tensor.clone() for tensor in tensors[3:]]
+        for tensor, known in zip(tensors[3:], self.known[tensors[1].data_ptr()], strict=True):
+            tensor.copy_(known)
+
+
 class WearsOut(Right):
     """Right three times."""
 
@@ -149,6 +164,7 @@ class Oddities(Right):
 TOYS = {
     "right": Right, "scaled": Scaled, "leaves_nan": LeavesNan, "forgets_lse": ForgetsLse, "reshapes": Reshapes,
     "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
+    "remembers_by_address": RemembersByAddress,
     "wears_out": WearsOut, "oddities": Oddities,
     **{f"raises_in_{where}": raising(where, ValueError(f"no luck in {where}")) for where in ("prepare", "plan", "launch")},
     **{f"unsure_in_{where}": raising(where, Unsupported(f"not with this {where}")) for where in ("prepare", "plan", "launch")},
@@ -254,6 +270,15 @@ def test_a_tensor_that_is_resized_is_nobody_elses():
     _, right = measure(toy("reshapes"), toy("right"))
 
     assert (right.row, right.status) == ("toy.right[HND]", "ok")
+
+
+def test_an_answer_remembered_by_address_is_wrong():
+    """What was timed is changed under its own addresses, so that nothing can be gathered ahead of time."""
+    record, right = measure(toy("remembers_by_address"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
+
+    assert record.status == "wrong"
+    assert "other values at the same addresses" in record.reason
+    assert right.status == "ok"
 
 
 @pytest.mark.parametrize("name", ["remembers_once_timed", "wears_out"])

@@ -19,9 +19,9 @@ from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
-from harness.pipeline import Session
 from harness.registry import DETERMINISTIC, RELATIONS, Entry, Impl, Limits, Registry, Unsupported
 from harness.relations import Subject, check_relations
+from harness.session import Session
 from harness.trial import Trial
 from impls import numpy_online
 
