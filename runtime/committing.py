@@ -58,8 +58,8 @@ def _index_runs(books: Books, rows: Rows, first: Rows, last: Rows) -> None:
     for i in np.flatnonzero(last - first > 1).tolist():
         row, begin, end = int(rows[i]), int(first[i]), int(last[i])
         chain = table.blocks[row, begin:end]
-        if ours[i] and not books.index.holds(chain[1:]).any():
-            books.index.extend(chain)
+        if ours[i] and not books.index.has_child(int(chain[0])) and not books.index.holds(chain[1:]).any():
+            books.index.extend(chain)  # the first block may be a fork's too, which has gone on from it already
             continue
         for logical in range(begin + 1, end):
             _index_block(books, row, logical)

@@ -82,6 +82,8 @@ def _index(books: Books) -> Iterator[str]:
     order = np.full(refs.size, refs.size, np.int64)  # live blocks leave after all cached ones
     cached = books.pool.cached_blocks()
     order[cached] = np.arange(cached.size)
+    for block in books.index.strays().tolist():
+        yield f"block {block} is indexed and cannot be reached"
     for block in np.flatnonzero(parents != ABSENT).tolist():
         parent = int(parents[block])
         if parent == ROOT:

@@ -120,7 +120,7 @@ class PrefixIndex:
         return fresh
 
     def extend(self, chain: NDArray[np.int32]) -> None:
-        """Insert chain[1:] behind chain[0], which has just been inserted and so has no child."""
+        """Insert chain[1:] behind chain[0], which has no child."""
         self._child[chain[:-1]] = chain[1:]
         self._parent[chain[1:]] = chain[:-1]
 
@@ -159,6 +159,12 @@ class PrefixIndex:
     def parents(self) -> NDArray[np.int32]:
         """The parent of every block: a block id, ROOT or ABSENT."""
         return self._parent.copy()
+
+    def strays(self) -> NDArray[np.int64]:
+        """Blocks that are indexed and yet cannot be reached; there are none."""
+        indexed = np.flatnonzero((self._parent != ABSENT) & ~self._keyed)
+        found: NDArray[np.int64] = indexed[self._child[self._parent[indexed]] != indexed]
+        return found
 
     def _follow(self, chain: list[int], length: int) -> None:
         """Extend `chain` by first children, unchecked, to at most `length` blocks."""

@@ -89,6 +89,20 @@ def test_twins_become_one():
     manager.check_invariants()
 
 
+def test_two_forks_that_fill_their_common_block_at_once_are_both_found():
+    """Neither's further blocks hide the other's: a tail of its own behind a block that both fill in the same call."""
+    manager = BlockManager(16, 2)
+    a = filled(manager, [1, 2])
+    manager.append_tokens([a], [2])
+    b = manager.fork(a)
+    manager.append_tokens([a, b], 2)
+    manager.commit_tokens([a, b], [3, 4, 5, 5, 3, 4, 6, 6], 4)
+    manager.check_invariants()
+
+    for tail in (5, 6):
+        assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 4, tail, tail, 9])) == 6
+
+
 def test_salts_keep_tenants_apart():
     """Equal tokens of another adapter have other keys and values."""
     manager = BlockManager(16, 4)
