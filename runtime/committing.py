@@ -86,7 +86,7 @@ def _index_block(books: Books, row: int, logical: int) -> bool:
     if index.is_held(own):
         return False
     parent = int(table.blocks[row, logical - 1]) if logical else ROOT
-    salt = books.salts.get(table.order[row]) if books.salts else None  # type: ignore[arg-type]
+    salt = books.salts.get(table.order[row]) if books.salts else None
     twin = index.insert(own, parent, salt)
     if twin == own:
         return True

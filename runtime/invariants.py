@@ -6,6 +6,7 @@ import numpy as np
 
 from runtime.books import Books
 from runtime.prefix import ABSENT, ROOT
+from runtime.sequences import EMPTY
 
 
 def broken_invariants(books: Books) -> list[str]:
@@ -49,7 +50,7 @@ def _tables(books: Books) -> Iterator[str]:
         used, length = int(table.num_blocks[row]), int(table.length[row])
         if table.blocks[row, used:].any():
             yield f"row {row} has entries behind its {used} blocks"
-        if sequence_id is None:
+        if sequence_id is EMPTY:
             if used or length:
                 yield f"empty row {row} has {used} blocks and {length} tokens"
             continue

@@ -23,7 +23,7 @@ from runtime import appending, committing, preemption
 from runtime.books import Books
 from runtime.errors import BrokenInvariant, InvalidLength, SequenceExists, UnknownSequence
 from runtime.invariants import broken_invariants
-from runtime.sequences import Sequences, as_ids, unknown
+from runtime.sequences import Sequences, as_ids, twice, unknown
 from runtime.tokens import as_counts, as_tokens, grouped
 from runtime.views import TensorViews
 
@@ -159,12 +159,13 @@ class BlockManager:
         """Take back the tokens from position `length` on, such as rejected drafts."""
         row = self._row(sequence_id, "truncate")
         table = self._table
-        if not 0 <= length <= table.length[row]:
+        if not 0 <= length <= table.length[row] or length != int(length):
             raise InvalidLength(
                 f"truncate: sequence {sequence_id} has {table.length[row]} tokens and can be cut to 0 to as many, got {length}"
             )
         if length == table.length[row]:
             return
+        length = int(length)
         self._books.cut(row, -(-length // self.block_size))
         table.length[row] = length
         for kept in (table.committed, table.present):
@@ -228,13 +229,15 @@ class BlockManager:
             slots[origin] = slots.copy()
         return slots
 
-    def num_missing_blocks(self, ids: Iterable[int], counts: int | Sequence[int] = 1) -> int:
-        """How many blocks `append_tokens(ids, counts)` would take, copies included; `ids` all different."""
-        ids = as_ids(ids)
+    def num_missing_blocks(self, ids: Iterable[int], counts: int | Sequence[int] | None = None) -> int:
+        """How many blocks `append_tokens(ids, counts)` would take, copies included."""
+        ids, runs, _ = self._batch(ids, counts, "num_missing_blocks")
+        if len(set(ids)) != len(ids):
+            raise twice(len(ids))
         rows = np.array([self._row(sequence_id, "num_missing_blocks") for sequence_id in ids], np.int64)
-        return appending.num_missing_blocks(self._books, rows, as_counts(counts, len(ids), "num_missing_blocks"))
+        return appending.num_missing_blocks(self._books, rows, np.ones(rows.size, np.int64) if runs is None else runs)
 
-    def can_append(self, ids: Iterable[int], counts: int | Sequence[int] = 1) -> bool:
+    def can_append(self, ids: Iterable[int], counts: int | Sequence[int] | None = None) -> bool:
         """Whether `append_tokens(ids, counts)` would find the blocks it needs."""
         return self.num_missing_blocks(ids, counts) <= self.num_available_blocks
 

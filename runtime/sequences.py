@@ -8,12 +8,14 @@ books, and a step copies nothing, however long the context.
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import InvalidLength, UnknownSequence
 
+EMPTY: Any = object()  # in the place of an id: nobody's row. Not None, which a caller could hand in
 MANY = 24  # moved rows above which naming all at once is faster than one by one
 
 
@@ -42,7 +44,7 @@ class SequenceTable:
     """
 
     def __init__(self) -> None:
-        self.order: list[int | None] = []  # whose row it is
+        self.order: list[int] = []  # whose row it is, or EMPTY
         self.row_of: dict[int, int] = {}
         self._holes: list[int] = []  # heap of empty rows; may name a row twice, or one that is taken
         self.generation = 0  # changes when the arrays do
@@ -56,7 +58,7 @@ class SequenceTable:
         if len(self.row_of) == len(self.order):
             self._grow(rows=2 * len(self.order), width=self.width)
         row = heapq.heappop(self._holes)
-        while self.order[row] is not None:
+        while self.order[row] is not EMPTY:
             row = heapq.heappop(self._holes)
         self.order[row] = sequence_id
         self.row_of[sequence_id] = row
@@ -65,7 +67,7 @@ class SequenceTable:
     def remove(self, sequence_id: int) -> None:
         """Empty a row."""
         row = self.row_of.pop(sequence_id)
-        self.order[row] = None
+        self.order[row] = EMPTY
         heapq.heappush(self._holes, row)
         self.blocks[row, : self.num_blocks[row]] = 0
         self.length[row] = 0
@@ -94,7 +96,7 @@ class SequenceTable:
         staying = np.zeros(len(self.order), np.bool_)
         staying[rows] = True
         if np.count_nonzero(staying) != count:
-            raise InvalidLength(f"BlockManager: an id stands twice in a batch of {count}; give each sequence once")
+            raise twice(count)
         displaced = np.flatnonzero(~staying[:count])
         vacated = rows[rows >= count]
         others = [self.order[row] for row in displaced.tolist()]
@@ -113,16 +115,16 @@ class SequenceTable:
             self.order[row] = ids[row]
             self.row_of[ids[row]] = row
 
-    def _name_others(self, rows: list[int], tenants: list[int | None]) -> None:
+    def _name_others(self, rows: list[int], tenants: list[int]) -> None:
         """Write down who moves to `rows`, behind the batch."""
         for row, tenant in zip(rows, tenants, strict=True):
             self.order[row] = tenant
-            if tenant is None:
+            if tenant is EMPTY:
                 heapq.heappush(self._holes, row)
             else:
                 self.row_of[tenant] = row
         if len(self._holes) > 2 * len(self.order):  # the same rows, noted again and again
-            self._holes = [row for row, tenant in enumerate(self.order) if tenant is None]
+            self._holes = [row for row, tenant in enumerate(self.order) if tenant is EMPTY]
 
     def _move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
         """Permute the numbers: `to` and `source` name the same rows in two orders."""
@@ -140,7 +142,7 @@ class SequenceTable:
         self.num_blocks, self.committed, self.room, self.next_slot, self.found, self.present = self.numbers
         for row in range(len(self.order), rows):
             heapq.heappush(self._holes, row)
-        self.order += [None] * (rows - len(self.order))
+        self.order += [EMPTY] * (rows - len(self.order))
         self.generation += 1
 
     def _grow(self, rows: int, width: int) -> None:
@@ -176,6 +178,11 @@ def as_ids(ids: Iterable[int]) -> list[int]:
     if hasattr(ids, "tolist"):  # an array or a tensor
         return list(ids.tolist())
     return list(ids)
+
+
+def twice(count: int) -> InvalidLength:
+    """The error for a batch in which an id is repeated and must not be."""
+    return InvalidLength(f"BlockManager: an id stands twice in a batch of {count}; give each sequence once")
 
 
 def unknown(who: str, sequence_id: object, preempted: Mapping[int, object]) -> UnknownSequence:

@@ -2,32 +2,41 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from runtime.errors import InvalidLength
 
+BEYOND = 2**31  # what int32 does not hold
+
 
 def as_tokens(tokens: ArrayLike | Iterable[int], who: str) -> NDArray[np.int32]:
     """Token ids as int32 [n]; a list takes three times less this way than through np.array."""
     if isinstance(tokens, np.ndarray):
         found = tokens
-    elif isinstance(tokens, list | tuple | range):
+    elif isinstance(tokens, Iterable) and not hasattr(tokens, "__array__"):
+        given: Any = tokens if isinstance(tokens, list | tuple | range) else list(tokens)  # of bytes, array takes four for one
         try:
-            return np.frombuffer(array("i", tokens), np.int32) if tokens else np.zeros(0, np.int32)
+            return np.frombuffer(array("i", given), np.int32) if given else np.zeros(0, np.int32)
         except (TypeError, OverflowError) as error:
             raise InvalidLength(f"{who}: token ids must be integers of 32 bits ({error})") from error
     else:
         found = np.asarray(tokens)  # a tensor, or a single number
     if found.size and found.dtype.kind not in "iu":
         raise InvalidLength(f"{who}: token ids must be integers, got an array of {found.dtype}")
+    if found.size and not np.can_cast(found.dtype, np.int32) and not -BEYOND <= int(found.min()) <= int(found.max()) < BEYOND:
+        raise InvalidLength(f"{who}: token ids must be integers of 32 bits, got {found.min()} to {found.max()}")
     return np.ascontiguousarray(found.reshape(-1), np.int32)
 
 
 def as_counts(counts: int | Sequence[int] | NDArray[np.integer], num_ids: int, who: str) -> NDArray[np.int64]:
     """A number of tokens, at least 1, for each of `num_ids` sequences."""
-    found = np.asarray(counts, np.int64).reshape(-1)
+    given = np.asarray(counts)
+    if given.size and (given.dtype.kind not in "iu" or given.max() >= BEYOND):
+        raise InvalidLength(f"{who}: counts must be integers below {BEYOND}, got {counts}")
+    found = given.reshape(-1).astype(np.int64)
     if found.size == 1:
         found = np.repeat(found, num_ids)
     if found.size != num_ids:

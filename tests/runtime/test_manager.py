@@ -269,7 +269,16 @@ def test_errors_name_who_the_rule_and_what_was_got():
         (InvalidLength, "awaits 0 tokens, got 1", lambda: manager.commit_tokens([sequence], [1])),
         (InvalidLength, "1 tokens of 1 sequences were announced, got 2", lambda: manager.commit_tokens([sequence], [1, 2])),
         (InvalidLength, "counts must be at least 1, got 0", lambda: manager.append_tokens([sequence], [0])),
+        (InvalidLength, "has 8 tokens and can be cut to 0 to as many, got 4.5", lambda: manager.truncate(sequence, 4.5)),
+        (UnknownSequence, "append_tokens: sequence None is unknown", lambda: BlockManager(4, 4).append_tokens([None])),
+        (InvalidLength, "counts must be integers below", lambda: manager.append_tokens([sequence], [1.5])),
+        (InvalidLength, "counts must be integers below", lambda: manager.append_tokens([sequence], [2**63 - 1])),
+        (InvalidLength, "counts must be integers below", lambda: manager.append_tokens([sequence], [2**70])),
+        (InvalidLength, "an id stands twice", lambda: manager.can_append([sequence, sequence], [1, 1])),
         (InvalidLength, "token ids must be integers", lambda: manager.create_sequence(np.array([0.5]))),
+        (InvalidLength, "of 32 bits, got 1 to 4294967296", lambda: manager.create_sequence(np.array([1, 2**32]))),
+        (InvalidLength, "of 32 bits", lambda: manager.create_sequence(np.array([2**31], np.uint32))),
+        (InvalidLength, "token ids must be integers of 32 bits", lambda: manager.create_sequence("ab")),
         (InvalidLength, "token ids must be integers of 32 bits", lambda: manager.create_sequence([2**40])),
         (InvalidLength, "an id stands twice", lambda: manager.get_seq_lens_tensor([sequence, sequence])),
         (InvalidLength, 'by must be "swap" or "recompute"', lambda: manager.preempt(sequence, "paging")),
@@ -308,6 +317,33 @@ def test_ids_may_stand_several_times():
     assert slots[2] == ta[0] * 2 + 1
     assert manager.num_cached_tokens(manager.create_sequence([10, 11, 0])) == 2
     assert manager.num_cached_tokens(manager.create_sequence([20, 21, 0])) == 2
+
+
+def test_what_is_missing_counts_an_id_as_often_as_it_stands():
+    """can_append says what append_tokens then does, also where an id is repeated."""
+    manager = BlockManager(2, 2)
+    sequence = manager.create_sequence()
+
+    assert manager.num_missing_blocks([sequence] * 3) == 2
+    assert not manager.can_append([sequence] * 5)
+    assert len(manager.append_tokens([sequence] * 4)) == 4
+
+
+def test_tokens_may_come_as_anything_that_yields_integers():
+    """A list, an array of any width, a tensor, a generator: all the same prompt."""
+    manager = BlockManager(16, 2)
+    filled(manager, [1, 2, 3, 4, 5])
+    prompts = [
+        (1, 2, 3, 4, 5),
+        np.arange(1, 6, dtype=np.uint64),
+        torch.arange(1, 6),
+        range(1, 6),
+        (i + 1 for i in range(5)),
+        b"\1\2\3\4\5",
+    ]
+
+    assert [manager.num_cached_tokens(manager.create_sequence(prompt)) for prompt in prompts] == [4] * 6
+    assert manager.num_cached_tokens(manager.create_sequence(i for i in ())) == 0
 
 
 def test_tensors_are_views_in_the_order_of_ids():
