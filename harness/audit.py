@@ -126,4 +126,4 @@ def audit(records: Sequence[Record]) -> Audit:
 def caught_by(record: Record) -> str:
     """The check that found a row wrong, as its reason begins: a guard, else the family of inputs or the relation."""
     first, *more = (record.reason or "").split(": ")
-    return more[0] if more and more[0] in GUARDS else first.removesuffix(" inputs")
+    return more[0] if more and more[0] in GUARDS else first.partition(",")[0].removesuffix(" inputs")

@@ -13,7 +13,7 @@ from harness.commands.run import InProcess, Progress, add_how
 from harness.commands.selection import add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.names import UsageError
 from harness.ops.case import Case
-from harness.options import Options
+from harness.options import RELATIONS, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.supervisor import Supervisor, Work
@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser)
     add_how(parser)
+    parser.add_argument(
+        "--relations", choices=RELATIONS, default="small",
+        help="cases on which launches are held against each other; all: also where a launch takes long (default: small)",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -71,7 +75,8 @@ def _records(
             continue
         work = Work(
             options=Options(
-                suite=suite, bench=bench, patient=arguments.patient, power="none", ceiling=False, min_visits=1, max_visits=1
+                suite=suite, bench=bench, patient=arguments.patient, power="none", ceiling=False, min_visits=3, max_visits=3,
+                relations="none" if bench else arguments.relations,
             ),
             device=arguments.device,
             run=folder.name,

@@ -17,9 +17,9 @@ def _behaviour(name: str, prepare: str, fault: str, **entry: object) -> Control:
 
 
 BEHAVIOURS = (
-    _behaviour("first_result", "first_result", "the first launch's answer is given to every later one", only_timed=True),
+    _behaviour("stale_result", "stale", "once warm, an earlier launch's answer is given to every other one", only_timed=True),
     _behaviour("result_of_another_case", "remembered", "an answer is remembered by shape, whatever the values"),
-    _behaviour("late", "late", "work is done in a thread, after the clock has stopped", only_timed=True, graph=False),
+    _behaviour("late", "late", "once warm, work is done in a thread, past the timer", only_timed=True, graph=False),
     _behaviour("first_plan", "first_plan", "the plan of another batch is used (TRT-LLM#15546, vllm#17283)"),
     _behaviour(
         "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",

@@ -43,6 +43,12 @@ EDITS = (
         at_least={"max_q_len": 2, "max_seq_len": 2}, fault="every query token sees every key (transformers#48296)",
     ),
     _token(
+        "query_stride_of_packed_heads",
+        ("per_token.cu", "query[token * query_stride + q_head * kHeadDim + dim]",
+            "query[((long long)token * num_q_heads + q_head) * kHeadDim + dim]"),
+        at_least={"num_tokens": 2, **_ANY}, fault="the query's own stride is not used (flashinfer#1865)",
+    ),
+    _token(
         "row_past_the_grid", ("(self._num_tokens, self._spec", "(self._num_tokens + 1, self._spec"),
         at_least=_ANY, fault="a row too many is written (FA#2709)",
     ),
@@ -67,8 +73,8 @@ EDITS = (
     ),
     _split(
         "split_ends_early",
-        ("split_kv.cu", "begin, min(begin + splits.length, visible.num_tokens)",
-            "begin, min(begin + splits.length - 1, visible.num_tokens)"),
+        ("split_kv.cu", "min(begin + splits.length, visible.num_tokens)",
+            "min(begin + splits.length - 1, visible.num_tokens)"),
         at_least=_CUT, fault="the key at a split's end is dropped (sglang#2465)",
     ),
     _split(

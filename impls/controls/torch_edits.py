@@ -42,12 +42,20 @@ SOFTMAX = (
     _blocked(
         "sums_in_the_cache_dtype",
         (_SUMS, "sums[:live] = (sums[:live] * rescale + weights @ value).to(query.dtype).float()"),
-        at_least={"num_blocks_of_longest": 6}, dtypes={"f16", "bf16"},
+        at_least={"num_blocks_of_longest": 6}, dtypes={"bf16"},
         fault="an accumulator of the cache's type (the Ascend article's LocalTensor<T> acc)",
     ),
     _blocked(
         "rounded_before_the_sum", ("(scores - larger).exp_()", "(scores - larger).exp_().to(query.dtype).float()"),
-        at_least={"max_seq_len": 2}, dtypes={"bf16"}, fault="probabilities are rounded, then summed; nothing declares it",
+        at_least={"max_seq_len": 2}, dtypes={"f16", "bf16"}, fault="probabilities are summed once rounded; nothing declares it",
+    ),
+    _blocked(
+        "sums_in_any_order",
+        ("self.check_tokens(query)", "self.check_tokens(query)\n        self.turn = not getattr(self, 'turn', False)"),
+        (_SUMS, f"if self.turn:\n                weights, value = weights.flip(-1), value.flip(-2)\n            {_SUMS}"),
+        ("total[:live] * rescale + weights.sum(-1, keepdim=True)",
+            "total[:live] * rescale + (weights.cumsum(-1)[..., -1:] if self.turn else weights.sum(-1, keepdim=True))"),
+        at_least={"max_seq_len": 15}, fault="parts are added in the order they arrive: no two runs agree (flashinfer#1661)",
     ),
     _blocked(
         "lse_in_base_2", (_LSE, _LSE.replace("(largest + total.log())", "((largest + total.log()) * 1.442695)")),
@@ -133,6 +141,20 @@ HEADS = (
     _blocked(
         "head_dim_cut_at_128", ("scores = rows[:live] @ key.mT", "scores = rows[:live, ..., :128] @ key[..., :128].mT"),
         at_least={"head_dim": 129, "max_seq_len": 2}, fault="elements past one tile of the head are dropped (vllm#3952)",
+    ),
+    _blocked(
+        "query_taken_for_contiguous",
+        ("self.check_tokens(query)", "self.check_tokens(query)\n"
+            "        query = query.as_strided(query.shape, torch.empty(query.shape, device='meta').stride())"),
+        at_least={"num_tokens": 2, **_ANY}, fault="a query that is a slice of fused QKV (flashinfer#1865, FA#2670)",
+    ),
+    _blocked(
+        "cache_taken_for_packed",
+        ("self.check_tokens(query)", "self.check_tokens(query)\n"
+            "        packed = torch.empty(key_cache.shape, device='meta').stride()\n"
+            "        key_cache = key_cache.as_strided(key_cache.shape, packed)\n"
+            "        value_cache = value_cache.as_strided(value_cache.shape, packed)"),
+        at_least={"num_blocks_of_longest": 2}, fault="a cache whose blocks lie further apart (vllm#50427)",
     ),
 )  # fmt: skip
 
