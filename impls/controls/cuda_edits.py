@@ -49,7 +49,11 @@ EDITS = (
         at_least={"num_tokens": 2, **_ANY}, fault="the query's own stride is not used (flashinfer#1865)",
     ),
     _token(
-        "row_past_the_grid", ("(self._num_tokens, self._spec", "(self._num_tokens + 1, self._spec"),
+        "row_past_the_grid",
+        # No more than a canary holds: one LSE behind the last one.
+        ("per_token.cu", "if (lane == 0) lse[(long long)token * num_q_heads + q_head] =",
+            "const bool is_last = token + 1 == gridDim.x && q_head + 1 == gridDim.y;\n"
+            "    if (lane <= is_last) lse[(long long)token * num_q_heads + q_head + lane] ="),
         at_least=_ANY, fault="a row too many is written (FA#2709)",
     ),
     _token(

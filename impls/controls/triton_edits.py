@@ -32,7 +32,9 @@ EDITS = (
         at_least={"max_seq_len": 65}, fault="the last key of a split belongs to none (sglang#2465, FA#2550)",
     ),
     _split(
-        "offsets_in_int32", ("            block = block.to(tl.int64)\n", ""),
+        "offsets_in_int32",
+        # Without its sign, or it would read in front of the pool, where nothing may be mapped.
+        ("(block * key_block_stride + within)", "(((block * key_block_stride) & 0x7FFFFFFF) + within)"),
         at_least={"num_elements": 5 << 29}, devices=("cuda",), fault="block id times stride in 32 bits (vllm#47671)",
     ),
     _write(
