@@ -52,14 +52,16 @@ def main(arguments: argparse.Namespace) -> int:
             num_slots=arguments.slots,
             max_length=arguments.max_length,
             step_s=arguments.step_ms / 1e3,
-            block_sizes=tuple(int(size) for size in arguments.block_sizes.split(",")),
+            block_sizes=_sizes(arguments.block_sizes),
         )
         if arguments.requests < 1:
             raise BadTrace(f"--requests must be at least 1, got {arguments.requests}")
         traces = [_trace(name, arguments, plan) for name in arguments.trace or LENGTHS]
         if arguments.count and any(trace.arrival is not None for trace in traces):
             raise BadTrace("--count takes named traces only: it does not follow arrivals")
-    except ValueError as error:
+        if arguments.out:
+            arguments.out.mkdir(parents=True, exist_ok=True)  # before the minutes that the replays take
+    except (ValueError, OSError) as error:
         raise UsageError(f"memory: {error}") from error
     wastes: list[Waste] = []
     text = []
@@ -73,6 +75,13 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.out:
         _write(wastes, text, arguments.out, with_pictures=not arguments.count)
     return 0
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise BadTrace(f"--block-sizes must be whole numbers with commas between them, got {text!r}") from None
 
 
 def _trace(name: str, arguments: argparse.Namespace, plan: Plan) -> Trace:
@@ -96,7 +105,6 @@ def _counted(trace: Trace, plan: Plan) -> Waste:
 
 
 def _write(wastes: list[Waste], text: list[str], folder: Path, *, with_pictures: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps({"schema": SCHEMA, "kind": "memory", **waste.as_dict()}) for waste in wastes)
     (folder / "waste.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (folder / "waste.md").write_text("\n".join(["# The waste, measured\n", *text]), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Which allocators are held against each other, over which traces; the records and what the articles claim beside them."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -58,8 +59,10 @@ class Plan:
         for rule in ("num_slots", "max_length", "num_prefixes", "prefix_length", "num_samples"):
             if getattr(self, rule) < 1:
                 raise ValueError(f"Plan: {rule} must be at least 1, got {getattr(self, rule)}")
-        if self.step_s <= 0:
-            raise ValueError(f"Plan: step_s must be more than 0 seconds, got {self.step_s}")
+        if self.num_slots < BLOCK_SIZE:
+            raise ValueError(f"Plan: num_slots must be at least a block of {BLOCK_SIZE}, got {self.num_slots}")
+        if not 1e-6 <= self.step_s < math.inf:
+            raise ValueError(f"Plan: step_s must be at least a microsecond, got {self.step_s} s")
         if not self.block_sizes or not all(1 <= size <= self.num_slots for size in self.block_sizes):
             raise ValueError(f"Plan: block_sizes must be 1 to num_slots ({self.num_slots}), got {self.block_sizes}")
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 COLUMNS = ("arrival", "prompt", "output")
+MOST_TOKENS, MOST_SECONDS = 2**31 - 1, 2**31 - 1  # of a request, and from the first to the last
 
 
 class BadTrace(ValueError):
@@ -106,6 +107,10 @@ class Trace:
             raise BadTrace(f"Trace {self.name}: at least one request, each with a prompt and an output of at least 1 token")
         if self.arrival is not None and (np.diff(self.arrival) < 0).any():
             raise BadTrace(f"Trace {self.name}: arrivals must not fall; sort the requests by arrival")
+        if self.arrival is not None and not self.arrival[-1] - self.arrival[0] <= MOST_SECONDS:
+            raise BadTrace(
+                f"Trace {self.name}: the last request comes {self.arrival[-1] - self.arrival[0]:.3g} s after the first"
+            )
 
     def __len__(self) -> int:
         return self.prompt.size
@@ -139,10 +144,13 @@ def from_csv(path: Path) -> Trace:
     """The user's requests: a CSV with the columns arrival (seconds), prompt and output (tokens), in any order."""
     with path.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise BadTrace(f"{path}: the first line must name {', '.join(COLUMNS)}; missing {', '.join(missing)}")
-        rows = [_row(path, reader.line_num, row) for row in reader]
+        try:
+            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+            if missing:
+                raise BadTrace(f"{path}: the first line must name {', '.join(COLUMNS)}; missing {', '.join(missing)}")
+            rows = [_row(path, reader.line_num, row) for row in reader]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise BadTrace(f"{path}: not a CSV file in UTF-8: {error}") from error
     if not rows:
         raise BadTrace(f"{path}: no requests below the line of names")
     rows.sort(key=lambda row: row[0])
@@ -155,11 +163,13 @@ def from_csv(path: Path) -> Trace:
     )
 
 
-def _row(path: Path, line: int, row: dict[str, str]) -> tuple[float, int, int]:
+def _row(path: Path, line: int, row: dict[str | None, str]) -> tuple[float, int, int]:
+    if None in row:
+        raise BadTrace(f"{path}, line {line}: more values than the first line has names")
     try:
         values = float(row["arrival"]), int(row["prompt"]), int(row["output"])
     except (TypeError, ValueError) as error:
         raise BadTrace(f"{path}, line {line}: {error}; arrival is seconds, prompt and output are whole tokens") from None
-    if not math.isfinite(values[0]) or min(values[1:]) < 1:
-        raise BadTrace(f"{path}, line {line}: arrival must be finite, prompt and output at least 1, got {values}")
+    if not (math.isfinite(values[0]) and 1 <= min(values[1:]) <= max(values[1:]) <= MOST_TOKENS):
+        raise BadTrace(f"{path}, line {line}: arrival must be finite, prompt and output 1 to {MOST_TOKENS}, got {values}")
     return values

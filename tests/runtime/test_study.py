@@ -131,12 +131,16 @@ def test_csv_arrivals_are_steps(tmp_path):
         ("arrival,prompt,output\n1,2,3\n1,two,3\n", "line 3: invalid literal"),
         ("arrival,prompt,output\n1,2,0\n", "output at least 1"),
         ("arrival,prompt,output\nnan,2,1\n", "arrival must be finite"),
+        ("arrival,prompt,output\n1,99999999999999999999,1\n", "prompt and output 1 to 2147483647"),
+        ("arrival,prompt,output\n1,2,3\n1e30,2,1\n", "the last request comes 1e.30 s after the first"),
+        ("arrival,prompt,output\n1,2,3,4\n", "line 2: more values than"),
+        ("arrival,prompt,output\n1,2,\udcff\n", "not a CSV file in UTF-8"),
     ],
 )
 def test_a_bad_csv_says_which_line(tmp_path, text, words):
     """What is wrong, and where."""
     path = tmp_path / "bad.csv"
-    path.write_text(text, encoding="utf-8")
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
 
     with pytest.raises(BadTrace, match=words):
         from_csv(path)
