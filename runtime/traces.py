@@ -108,8 +108,9 @@ class Trace:
         if self.arrival is not None and (np.diff(self.arrival) < 0).any():
             raise BadTrace(f"Trace {self.name}: arrivals must not fall; sort the requests by arrival")
         if self.arrival is not None and not self.arrival[-1] - self.arrival[0] <= MOST_SECONDS:
+            span = self.arrival[-1] - self.arrival[0]
             raise BadTrace(
-                f"Trace {self.name}: the last request comes {self.arrival[-1] - self.arrival[0]:.3g} s after the first"
+                f"Trace {self.name}: requests must come within {MOST_SECONDS} seconds, got {span:.3g}; are they seconds?"
             )
 
     def __len__(self) -> int:
