@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from cases.suites import ALL, SUITE_NOTES, SUITES
+from cases.suites import ALL, SUITE_NOTES, SUITES, UNTIMED
 
-__all__ = ["ALL", "SUITES", "SUITE_NOTES"]
+__all__ = ["ALL", "SUITES", "SUITE_NOTES", "UNTIMED"]

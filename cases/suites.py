@@ -75,6 +75,11 @@ SUITES: dict[str, Suite] = {
     "faults": faults.FAULTS,
 }
 
+#: cases of a suite that are there to be right, not to be fast: checked in every run of the suite, timed when named alone
+UNTIMED: dict[str, tuple[str, ...]] = {
+    "quick": tuple(case.name for case in QUICK if case.name.startswith(("edges.", "faults."))),
+}
+
 #: one sentence a suite, for `pagedbench list`
 SUITE_NOTES: dict[str, str] = {
     "smoke": "Tiny cases of all three operators on real head shapes: seconds on two CPU cores.",

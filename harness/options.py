@@ -15,6 +15,7 @@ class Options:
 
     suite            the name that records carry
     bench            time what was right
+    untimed          names of cases that are checked only
     power            which rows hold a window of at least 1 s for power and energy: "first" (an implementation's first
                      layout, on cases that move more than the last-level cache holds), "all" or "none"
     ceiling          find the best reader of each case and visit it beside the rows
@@ -28,6 +29,7 @@ class Options:
 
     suite: str = "custom"
     bench: bool = True
+    untimed: tuple[str, ...] = ()
     power: str = "first"
     ceiling: bool = True
     relations: str = "small"

@@ -81,6 +81,9 @@ class CaseRun:
             yield row
 
     def _is_timed(self, row: Row) -> bool:
+        if self.case.name in self.session.options.untimed:
+            row.remark("timed", "not timed: in this suite the case asks for right or wrong; --case NAME times it")
+            return False
         says_something = self.device.kind in row.entry.impl.timed
         if not says_something:
             row.remark("timed", f"not timed: the entry says that its time on a {self.device.kind} says nothing")

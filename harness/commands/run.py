@@ -26,6 +26,7 @@ from harness.options import POWER, RELATIONS, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.resume import Begun
+from harness.rooms import load_room
 from harness.sanitize import TOOLS, Sanitized, find_program
 from harness.supervisor import STALL_S, Supervisor, Work
 
@@ -108,6 +109,7 @@ def execute(
     store = Appender(folder)
     options = Options(
         suite=suite,
+        untimed=load_room("cases").UNTIMED.get(suite, ()),
         bench=arguments.command != "check",
         patient=arguments.patient,
         power=getattr(arguments, "power", "none"),

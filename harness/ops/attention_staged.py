@@ -117,7 +117,10 @@ class StagedAttention:
 
         The layer must have been judged before: its truth is that of the values as they were made.
         """
-        self.caches[layer][1].neg_()
+        # The sign bit alone: a GPU's negation of 16-bit floats changes what NaN holds, and inputs are hashed.
+        value_cache = self.caches[layer][1]
+        integers = {2: torch.int16, 4: torch.int32}[value_cache.element_size()]
+        value_cache.view(integers).bitwise_xor_(torch.iinfo(integers).min)
         self._mirrored ^= {layer}
         return True
 

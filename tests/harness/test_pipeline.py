@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from harness import pipeline, timing
+from harness.hazards import PLAIN
 from harness.ops.attention import AttentionCase
+from harness.ops.attention_tensors import AttentionOperator
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
-from harness.ops.layouts import CONTIGUOUS, HND, NHD
+from harness.ops.layouts import CONTIGUOUS, HND, NHD, PAGED
 from harness.options import Options
 from harness.record import parse_line
 from harness.registry import Entry, Impl, Limits, Registry, Unsupported
@@ -279,6 +281,30 @@ def test_an_answer_remembered_by_address_is_wrong():
     assert record.status == "wrong"
     assert "other values at the same addresses" in record.reason
     assert right.status == "ok"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("layout", PAGED, ids=str)
+def test_values_are_mirrored_and_back_bit_for_bit(layout, dtype):
+    """Every sign bit and no other bit, also of NaN: a row that was mirrored has not changed its inputs."""
+    staged = AttentionOperator().build(dataclasses.replace(CASE, dtype=dtype), PLAIN, layers=1, device="cpu").stage(layout)
+    value_cache = staged.caches[0][1].view({"f32": torch.int32}.get(dtype, torch.int16))
+    before = value_cache.clone()
+    staged.mirror(0)
+
+    assert torch.equal(value_cache ^ before, torch.full_like(before, torch.iinfo(before.dtype).min))
+
+    staged.mirror(0)
+
+    assert torch.equal(value_cache, before)
+
+
+def test_a_case_that_asks_for_right_or_wrong_is_not_timed():
+    """It is checked in every run of its suite; the record says why it has no time."""
+    record = measure_one(toy("right"), options=dataclasses.replace(QUICK, untimed=(CASE.name,)))
+
+    assert (record.status, record.launch_s) == ("ok", None)
+    assert record.ledger["timed"].startswith("not timed: in this suite")
 
 
 @pytest.mark.parametrize("name", ["remembers_once_timed", "wears_out"])
