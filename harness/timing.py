@@ -143,12 +143,12 @@ class GraphTimer:
         if self._estimate > LONG_S:
             return _by_wall_clock(self._graph.replay) / self._per_replay
         twice = _capture(self._sets, 2 * self._per_replay)
-        # In turn, so that a change of clocks hits both.
+        # In turn, so that a change of clocks hits both; a median, since one pair may lie on either side of such a change.
         pairs = [
             (_between_events(self._graph.replay, self._estimate), _between_events(twice.replay, 2 * self._estimate))
-            for _ in range(2)
+            for _ in range(5)
         ]
-        return min(both - once for once, both in pairs) / self._per_replay
+        return statistics.median(both - once for once, both in pairs) / self._per_replay
 
     def run_for(self, seconds: float, during: Callable[[], None]) -> int:
         return _run_for(self._graph.replay, self._estimate, seconds, during) * self._per_replay
