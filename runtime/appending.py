@@ -68,7 +68,7 @@ def _make_room(books: Books, rows: Rows, who: str) -> list[int]:
     table.reserve_width(int(used.max()) + 1)
     table.blocks[rows, used] = blocks
     table.num_blocks[rows] = used + 1
-    table.next_slot[rows] = blocks.astype(np.int64) * books.block_size
+    table.next_slot[rows] = blocks * books.block_size
     table.room[rows] = books.block_size
     return []
 
@@ -83,7 +83,7 @@ def _reserve(books: Books, rows: Rows, counts: Rows, who: str) -> list[int]:
     for row, destination in zip(to_copy, blocks.tolist(), strict=False):
         _copy_tail(books, row, destination)
     if to_write:
-        books.index.forget(np.array(to_write, np.int32))
+        books.index.forget(np.array(to_write))
     table.reserve_width(int((used + new).max()))
     ends = np.cumsum(new)
     columns = np.arange(ends[-1]) + np.repeat(used - (ends - new), new)

@@ -38,13 +38,13 @@ class Books:
 
     def dismiss(self, sequence_id: int, row: int) -> None:
         """Give back a sequence's blocks and its row."""
-        blocks = self.table.table(row).copy()
+        blocks = self.table.table(row).astype(np.int64)
         self.table.remove(sequence_id)
         if self.salts:
             self.salts.pop(sequence_id, None)
         self.drop(blocks)
 
-    def drop(self, blocks: NDArray[np.int32]) -> None:
+    def drop(self, blocks: NDArray[np.integer]) -> None:
         """Give `blocks` back, parents first; a copy into a block nobody will hold any more is not made.
 
         Its source goes first: what stands before the source stands before the copy too, and is evicted after both.

@@ -36,7 +36,7 @@ class PendingCopies:
         """How many of the holders of `block` are copies."""
         return self._holds[block]
 
-    def cancel(self, destinations: NDArray[np.int32]) -> list[int]:
+    def cancel(self, destinations: NDArray[np.integer]) -> list[int]:
         """Forget the copies into `destinations`, which nobody holds any more; returns their sources, to be dropped in turn."""
         sources = [self._source_of.pop(block) for block in destinations.tolist() if block in self._source_of]
         self._holds.subtract(sources)

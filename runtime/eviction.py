@@ -15,18 +15,18 @@ class EvictionQueue:
     """Blocks nobody holds but whose contents may be wanted again.
 
     Arrays
-        _entries  [capacity]    int32 block ids, of which [_head, _tail) may count
+        _entries  [capacity]    int64 block ids, of which [_head, _tail) may count
         _place    [num_blocks]  int64 position of the block's entry that counts, or GONE
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._entries = np.zeros(max(2 * num_blocks, 2), np.int32)
+        self._entries = np.zeros(max(2 * num_blocks, 2), np.int64)
         self._place = np.full(num_blocks, GONE, np.int64)
         self._head = 0
         self._tail = 0
         self.num_blocks = 0
 
-    def push(self, blocks: NDArray[np.int32]) -> None:
+    def push(self, blocks: NDArray[np.int64]) -> None:
         """Append `blocks`, the first to be evicted first."""
         if self._tail + blocks.size > self._entries.size:
             self._compact()
@@ -36,14 +36,26 @@ class EvictionQueue:
         self._tail = end
         self.num_blocks += blocks.size
 
-    def remove(self, blocks: NDArray[np.int32]) -> None:
+    def remove(self, blocks: NDArray[np.int64]) -> None:
         """Forget those of `blocks` that are queued."""
         queued = blocks[self._place[blocks] != GONE]
         self._place[queued] = GONE
         self.num_blocks -= queued.size
 
-    def pop(self, count: int) -> NDArray[np.int32]:
+    def pop(self, count: int) -> NDArray[np.int64]:
         """Take the `count` least recently used blocks; the caller has seen that there are so many."""
+        end = self._head + count
+        if end <= self._tail and self._counting(self._head, end).size == count:  # nothing in between was found again
+            blocks = self._entries[self._head : end].copy()
+            self._head = end
+        else:
+            blocks = self._pick(count)
+        self._place[blocks] = GONE
+        self.num_blocks -= count
+        return blocks
+
+    def _pick(self, count: int) -> NDArray[np.int64]:
+        """The first `count` entries that count; the head moves behind them."""
         found = 0
         parts = []
         while found < count:
@@ -52,12 +64,9 @@ class EvictionQueue:
             self._head = int(counting[-1]) + 1 if found + counting.size == count else end
             parts.append(self._entries[counting])
             found += counting.size
-        blocks = np.concatenate(parts)
-        self._place[blocks] = GONE
-        self.num_blocks -= count
-        return blocks
+        return np.concatenate(parts)
 
-    def blocks(self) -> NDArray[np.int32]:
+    def blocks(self) -> NDArray[np.int64]:
         """All queued blocks, the least recently used first."""
         return self._entries[self._counting(self._head, self._tail)]
 

@@ -55,7 +55,7 @@ def resume(books: Books, sequence_id: int) -> NDArray[np.int32]:
     books.host.give_back(away.host_blocks)
     if missing and found < away.tokens.size:
         _write_down(books, row, found, away.tokens)
-    return np.column_stack((away.host_blocks[chain.size :], blocks)) if missing else NO_PAIRS
+    return np.column_stack((away.host_blocks[chain.size :], blocks.astype(np.int32))) if missing else NO_PAIRS
 
 
 def _write_down(books: Books, row: int, found: int, tokens: NDArray[np.int32]) -> None:

@@ -102,10 +102,11 @@ class PrefixIndex:
         self._keyed[block] = True
         return block
 
-    def insert_fresh(self, blocks: NDArray[np.int32], parents: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def insert_fresh(self, blocks: NDArray[np.integer], parents: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Insert at once those of `blocks` that are their parent's first child; says which those were."""
+        blocks, parents = blocks.astype(np.int64, copy=False), parents.astype(np.int64, copy=False)
         fresh: NDArray[np.bool_] = (self._child[parents] == CHILDLESS) & (self._parent[blocks] == ABSENT)
-        if not fresh.all():
+        if np.count_nonzero(fresh) != blocks.size:
             some = np.zeros(blocks.size, np.bool_)
             chosen = np.flatnonzero(fresh)
             if chosen.size:
@@ -113,7 +114,7 @@ class PrefixIndex:
             return some
         self._child[parents] = blocks
         fresh = self._child[parents] == blocks  # of two with one parent, the later stands
-        if fresh.all():
+        if np.count_nonzero(fresh) == blocks.size:
             self._parent[blocks] = parents
         else:
             self._parent[blocks[fresh]] = parents[fresh]
@@ -124,16 +125,18 @@ class PrefixIndex:
         self._child[chain[:-1]] = chain[1:]
         self._parent[chain[1:]] = chain[:-1]
 
-    def forget(self, blocks: NDArray[np.int32]) -> None:
+    def forget(self, blocks: NDArray[np.int64]) -> None:
         """Remove `blocks`, children before or together with their parents."""
-        parents = self._parent[blocks]
-        inner = parents >= 0
-        above = parents[inner]
-        above = above[self._child[above] == blocks[inner]]
-        self._child[above] = np.where(self._branches[above] > 0, BRANCHED, CHILDLESS)
-        keyed = np.flatnonzero(self._keyed[blocks])
-        for block, parent in zip(blocks[keyed].tolist(), parents[keyed].tolist(), strict=True):
-            self._forget_key(block, parent)
+        parents = self._parent[blocks].astype(np.int64)
+        keyed = self._keyed[blocks]
+        any_keyed = np.count_nonzero(keyed)
+        above = parents
+        if any_keyed:  # their parents' first children are others, or they have no parents
+            above = parents[~keyed]
+        self._child[above] = np.where(self._branches[above], BRANCHED, CHILDLESS)
+        if any_keyed:
+            for block, parent in zip(blocks[keyed].tolist(), parents[keyed].tolist(), strict=True):
+                self._forget_key(block, parent)
         self._parent[blocks] = ABSENT
         self._child[blocks] = CHILDLESS
 

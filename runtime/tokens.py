@@ -26,7 +26,7 @@ def as_tokens(tokens: ArrayLike | Iterable[int], who: str) -> NDArray[np.int32]:
         found = np.asarray(tokens)  # a tensor, or a single number
     if found.size and found.dtype.kind not in "iu":
         raise InvalidLength(f"{who}: token ids must be integers, got an array of {found.dtype}")
-    if found.size and not np.can_cast(found.dtype, np.int32) and not -BEYOND <= int(found.min()) <= int(found.max()) < BEYOND:
+    if found.dtype != np.int32 and found.size and not -BEYOND <= int(found.min()) <= int(found.max()) < BEYOND:
         raise InvalidLength(f"{who}: token ids must be integers of 32 bits, got {found.min()} to {found.max()}")
     return np.ascontiguousarray(found.reshape(-1), np.int32)
 

@@ -24,6 +24,7 @@ class Decoding:
         self.context = context
         self.ids = [self.join(context - (index % BLOCK_SIZE if spread else 0)) for index in range(num_seqs)]
         self.turn = 0
+        self.joiners = []
         self.sample()
 
     def join(self, length):
@@ -44,13 +45,40 @@ class Decoding:
         manager.commit_tokens(ids, self.tokens)
         return slots, tables, lengths
 
-    def leave_and_join(self, count):
-        """`count` sequences are replaced, the prompts of the new ones looked up, then a step."""
-        for _ in range(count):
+    def replace(self):
+        """Three sequences end, three take their places, their prompts looked up; then a step."""
+        for prompt in self.prompts:
             self.turn = (self.turn + 89) % len(self.ids)
             self.manager.release_sequence(self.ids[self.turn])
-            self.ids[self.turn] = self.manager.create_sequence(self.tokens[:40])
+            self.ids[self.turn] = self.manager.create_sequence(prompt)
+            self.joiners.append(self.ids[self.turn])
         return self.step()
+
+    def move_up(self):
+        """The same, but leavers are taken out of the list and joiners stand at its end."""
+        for _ in self.prompts:
+            self.turn = (self.turn + 89) % len(self.ids)
+            self.manager.release_sequence(self.ids.pop(self.turn))
+        self.joiners = [self.manager.create_sequence(prompt) for prompt in self.prompts]
+        self.ids += self.joiners
+        return self.step()
+
+    def feed(self):
+        """The last joiners come to the context of all, so that it is the same in every step; prompts for the next ones."""
+        for sequence in self.joiners:
+            prompt = self.rng.integers(0, VOCABULARY, self.context - int(self.rng.integers(1, BLOCK_SIZE))).astype(np.int32)
+            self.manager.append_tokens([sequence], [prompt.size])
+            self.manager.commit_tokens([sequence], prompt, [prompt.size])
+        self.joiners = []
+        self.prompts = self.rng.integers(0, VOCABULARY, (3, self.context)).astype(np.int32)
+        self.manager.get_seq_lens_tensor(self.ids)
+        self.sample()
+
+    def fill(self):
+        """What is free is filled with what can be found, as in an engine that has run for a while."""
+        while self.manager.num_free_blocks:
+            size = min(self.manager.num_free_blocks * BLOCK_SIZE, self.context)
+            self.manager.release_sequence(self.join(size))
 
     def check(self):
         """Conservation, and tensors that say what the tables say."""
@@ -59,6 +87,10 @@ class Decoding:
         for row in (0, len(self.ids) - 1):
             table = self.manager.sequences[self.ids[row]].block_table
             assert tables[row].tolist() == table + [0] * (tables.shape[1] - len(table))
+
+
+def _name(param):
+    return f"{param[0]}x{param[1]}"
 
 
 @pytest.fixture
@@ -106,11 +138,26 @@ def test_the_step_in_which_every_length_crosses_a_block(benchmark, decoding):
 
 @pytest.mark.benchmark(group="memory.step")
 @pytest.mark.parametrize("decoding", [pytest.param((256, 2048, True), id="256x2048")], indirect=True)
-def test_a_step_in_which_sequences_leave_and_join(benchmark, decoding):
-    """1% of the batch, rounded up to three, ends and is replaced."""
-    benchmark.extra_info["budget_us"] = 100
-    benchmark.pedantic(lambda: decoding.leave_and_join(3), setup=decoding.sample, rounds=200, warmup_rounds=20)
+def test_a_step_that_evicts(benchmark, decoding):
+    """No block is free: each one taken is the least recently used of those that could still be found."""
+    decoding.fill()
+    benchmark.extra_info["budget_us"] = 60
+    benchmark.pedantic(decoding.step, setup=decoding.sample, rounds=200, warmup_rounds=20)
     decoding.check()
+
+
+@pytest.mark.benchmark(group="memory.step")
+@pytest.mark.parametrize("how", ["replace", "move_up"])
+@pytest.mark.parametrize("decoding", [(256, 2048, True), (256, 8192, True), (256, 131072, True)], indirect=True, ids=_name)
+def test_a_step_in_which_sequences_leave_and_join(benchmark, decoding, how):
+    """1% of the batch, rounded up to three, ends and is replaced; the context stays, for joiners are fed untimed."""
+    decoding.fill()
+    decoding.feed()
+    benchmark.extra_info["budget_us"] = 100
+    benchmark.pedantic(getattr(decoding, how), setup=decoding.feed, rounds=200, warmup_rounds=20)
+    decoding.feed()
+    decoding.check()
+    assert min(state.sequence_length for state in decoding.manager.sequences.values()) > decoding.context - BLOCK_SIZE
 
 
 @pytest.mark.benchmark(group="memory.hit")
