@@ -21,7 +21,7 @@ from harness.store import load  # noqa: E402
 
 README = HOUSE / "README.md"
 BEGIN, END = "<!-- h200-quick:begin -->", "<!-- h200-quick:end -->"
-IMPLS = ("cuda.split_kv", "cuda.block_parallel", "triton.split_kv", "cuda.per_token", "torch.gather")
+IMPLS = ("cuda.tensor_core", "cuda.split_kv", "cuda.block_parallel", "triton.split_kv", "cuda.per_token", "torch.gather")
 CASES = (
     "facts.a", "facts.c", "facts.e", "facts.f", "facts.j", "decode.llama3_70b.32x4096", "decode.llama_7b.16x2048",
     "decode.gpt_oss.64x8192", "decode.gemma2_9b.32x4096",
@@ -57,8 +57,10 @@ def _cell(rows: Sequence[Record]) -> str:
 
 def _source(records: Sequence[Record]) -> str:
     first, tools = records[0], records[0].toolchain
+    runs = sorted({record.run for record in records if record.launch_s})
     versions = ", ".join(f"{name} {tools[name]}" for name in ("torch", "triton", "nvidia-cuda-nvrtc") if name in tools)
-    return f"Run `{first.run}` on {first.device}, suite `{first.suite}`; {versions}. A star marks a row with a flag."
+    named = ", ".join(f"`{run}`" for run in runs)
+    return f"{named}: on {first.device}, suite `{first.suite}`; {versions}. A star marks a row with a flag; - was not reached."
 
 
 def main(path: str) -> None:
