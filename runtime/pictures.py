@@ -92,7 +92,7 @@ def _draw_shares(rows: Sequence[Waste], path: Path) -> None:
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle("Where the pool went, averaged over time")
+    figure.suptitle("Where the pool went, averaged over time; the pool that empties behind the last requests is in it")
     _save(figure, path)
 
 

@@ -9,6 +9,10 @@ import pytest
 import torch
 
 from runtime import BlockManager
+from runtime.replay import Replay
+from runtime.stores import PagedStore
+from runtime.study import Plan, count
+from runtime.traces import synthetic
 
 BLOCK_SIZE = 16
 VOCABULARY = 150_000
@@ -181,3 +185,19 @@ def test_a_full_hit(benchmark, kind, budget_us):
     benchmark.pedantic(lambda: found.append(manager.create_sequence(given)), setup=forget, rounds=200)
     assert manager.num_cached_tokens(found[0]) == 8191
     manager.check_invariants()
+
+
+@pytest.mark.benchmark(group="memory.study")
+@pytest.mark.parametrize("how", ["manager", "count"])
+def test_the_study_at_the_size_that_it_promises(benchmark, request, how):
+    """50,000 requests through the real manager, which come to the same as by counting; a million by counting."""
+    if not request.config.getoption("pagedbench_benchmark"):
+        pytest.skip("takes half a minute: under --benchmark only")
+    benchmark.extra_info["budget_us"] = 60e6
+    trace = synthetic("sharegpt", 50_000 if how == "manager" else 1_000_000)
+    if how == "count":
+        benchmark.pedantic(count, args=(trace, Plan()), rounds=1)
+        return
+    store = PagedStore(BlockManager(Plan().num_slots // BLOCK_SIZE, BLOCK_SIZE))
+
+    assert benchmark.pedantic(Replay(trace, store).run, args=("paged 16",), rounds=1) == count(trace, Plan())
