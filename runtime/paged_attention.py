@@ -27,6 +27,8 @@ from runtime.manager import BlockManager
 if TYPE_CHECKING:
     import torch
 
+DTYPES = ("f32", "f16", "bf16")
+
 
 @dataclass
 class Request:
@@ -60,7 +62,14 @@ class PagedAttention:
         registry: Registry | None = None,
     ) -> None:
         self.num_heads, self.head_dim = num_heads, head_dim
-        self.num_kv_heads = num_kv_heads or num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if min(num_heads, self.num_kv_heads, head_dim) < 1:
+            raise InvalidLength(
+                f"PagedAttention: num_heads, num_kv_heads and head_dim must be at least 1, "
+                f"got {num_heads}, {self.num_kv_heads} and {head_dim}"
+            )
+        if dtype not in DTYPES:
+            raise InvalidLength(f"PagedAttention: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if num_heads % self.num_kv_heads:
             raise InvalidLength(
                 f"PagedAttention: num_heads must be a multiple of num_kv_heads, got {num_heads}, {num_kv_heads}"

@@ -69,6 +69,17 @@ def test_it_refuses_what_was_not_allocated():
     assert len(attention.free_blocks) == 4
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"num_heads": 0}, {"head_dim": 0}, {"num_kv_heads": 0}, {"num_kv_heads": -2}, {"dtype": "f8"}]
+)
+def test_sizes_that_cannot_be_meant_are_refused(wrong):
+    """Zero KV heads are not "as many as heads", and an unknown dtype is told."""
+    with pytest.raises(
+        InvalidLength, match="PagedAttention: (num_heads, num_kv_heads and head_dim must|dtype must be one of f32)"
+    ):
+        PagedAttention(**{"num_heads": 2, "head_dim": 16, "block_size": 4, "num_blocks": 4} | wrong)
+
+
 def test_naming_it_needs_no_torch():
     """The facade loads torch when it is made, and not when its page is imported."""
     code = "import sys, runtime; runtime.PagedAttention; assert 'torch' not in sys.modules"
