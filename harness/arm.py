@@ -34,6 +34,7 @@ from harness.registry import Entry, Registry, default_registry, load_file
 from harness.rooms import HOUSE
 from harness.row import Row
 from harness.session import DeviceLost, Session, Task
+from harness.words import of_error
 from harness.worker import die_with_parent
 
 Tell = Callable[..., None]
@@ -101,7 +102,7 @@ def registry_of(tree: Path, impl_files: Sequence[str]) -> Registry:
         spec.loader.exec_module(module)
         registry = Registry(module.IMPLS)
     except Exception as error:
-        raise UsageError(f"the implementations of {tree} do not load: {type(error).__name__}: {error}") from error
+        raise UsageError(f"the implementations of {tree} do not load: {of_error(error)}") from error
     for path in impl_files:
         registry.add(load_file(path))
     return registry

@@ -16,6 +16,7 @@ from harness.ops.attention_tensors import AttentionInputs
 from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched
 from harness.trial import Trial
 from harness.truth import AttentionTruth
+from harness.words import of_error
 
 if TYPE_CHECKING:
     from harness.ops.attention_staged import StagedAttention
@@ -198,7 +199,7 @@ def _launch_on(plain: _Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
     try:
         plain.subject.trial.prepared.launch(*tensors, lse)
     except Exception as error:
-        raise Refused(f"{type(error).__name__}: {error}") from error
+        raise Refused(f"{of_error(error)}") from error
     plain.subject.device.synchronize()
     return out, lse
 

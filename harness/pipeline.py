@@ -21,6 +21,7 @@ from harness.ops.contract import Inputs, Staged
 from harness.ops.layouts import LAYOUTS, Layout
 from harness.record import Samples
 from harness.row import Row
+from harness.words import of_error
 
 if TYPE_CHECKING:
     from harness.session import Session
@@ -94,7 +95,7 @@ class CaseRun:
         try:
             why_not = row.entry.impl.why_not(self.case, self.device.kind) or row.entry.layout.why_not(self.case)
         except Exception as error:
-            return "failed", f"whether it can run here: {type(error).__name__}: {error}"
+            return "failed", f"whether it can run here: {of_error(error)}"
         if why_not:
             return "unsupported", why_not
         needed, free = self._needed_bytes(row), self.device.free_bytes()

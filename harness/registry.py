@@ -21,6 +21,7 @@ from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
 from harness.ops.layouts import HND, Layout
 from harness.rooms import load_room
+from harness.words import of_error, of_value
 
 if TYPE_CHECKING:
     import torch
@@ -310,9 +311,9 @@ def _load_point(point: importlib.metadata.EntryPoint) -> Sequence[Impl]:
     try:
         table = point.load()
     except Exception as error:
-        raise UsageError(f"{who}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"{who}: {of_error(error)}") from error
     if not _is_table(table):
-        raise UsageError(f"{who}: must name a tuple of harness.registry.Impl (got {table!r})")
+        raise UsageError(f"{who}: must name a tuple of harness.registry.Impl (got {of_value(table)})")
     return table
 
 
@@ -343,10 +344,10 @@ def load_file(path: str) -> Sequence[Impl]:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UsageError(f"--impl-file {path}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"--impl-file {path}: {of_error(error)}") from error
     table = getattr(module, "IMPLS", None)
     if not _is_table(table):
-        raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {table!r})")
+        raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {of_value(table)})")
     for impl in table:
         module_named = impl.prepare.partition(":")[0]
         if module_named != name and "." not in module_named:  # some other file that happens to lie in the folder

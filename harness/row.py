@@ -20,6 +20,7 @@ from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
 from harness.trial import Trial, lend
+from harness.words import message, of_error, shortened
 
 Stage = Callable[[], Staged]
 
@@ -68,11 +69,11 @@ class Row:
             self.device.synchronize()
             return self.status == "ok"
         except Unsupported as why:
-            self.end("unsupported", str(why) or f"{doing}: Unsupported was raised without a reason")
+            self.end("unsupported", message(why) or f"{doing}: Unsupported was raised without a reason")
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
-            self.end("failed", f"{doing}: {type(error).__name__}: {error}")
+            self.end("failed", f"{doing}: {of_error(error)}")
         finally:
             self.spent_s += time.perf_counter() - begin
         return False
@@ -84,7 +85,7 @@ class Row:
     def end(self, status: str, reason: str) -> None:
         """Settle the row; the first reason stays."""
         if self.status == "ok":
-            self.status, self.reason = status, reason
+            self.status, self.reason = status, shortened(reason)
 
     def prepare(self) -> bool:
         """Compile and take workspace, from shapes alone."""

@@ -24,6 +24,7 @@ from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.row import Row
 from harness.selftest import doubts, selftest
+from harness.words import of_error
 
 
 class DeviceLost(Exception):
@@ -123,7 +124,7 @@ class Session:
         try:
             self.device.synchronize()
         except Exception as error:
-            raise DeviceLost(f"{row.entry} on {row.case} lost the device: {error}") from error
+            raise DeviceLost(f"{row.entry} on {row.case} lost the device: {of_error(error)}") from error
 
     def record(self, row: Row) -> Record:
         """Turn a settled row into its record."""

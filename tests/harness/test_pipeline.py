@@ -158,6 +158,13 @@ def raising(where, what):
     return type("Raising", (Unsure,), {"where": where, "what": what})
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+    __repr__ = __str__
+
+
 class Oddities(Right):
     ledger = {"odd": object(), 7: {1, 2}}
     kernels = ({"name": "k", "digest": b"\xff", "registers": torch.tensor(64)},)
@@ -175,6 +182,8 @@ TOYS = {
     "nothing": lambda spec: None,
     "odd_workspace": lambda spec: type("Odd", (Right,), {"workspace_bytes": None})(spec),
     "odd_ledger": lambda spec: type("Odd", (Right,), {"ledger": None})(spec),
+    "unspeakable": raising("launch", Unspeakable()),
+    "long_winded": raising("launch", ValueError("x" * 2_000_000)),
     "exhausts_memory": raising("launch", MemoryError("no more")),
 }  # fmt: skip
 
@@ -254,6 +263,8 @@ def test_without_bench_nothing_is_timed():
         ("no_launch", "failed", "prepare: AttributeError: 'object' object has no attribute"),
         ("nothing", "failed", "prepare: AttributeError: 'NoneType' object has no attribute"),
         ("odd_workspace", "failed", "prepare: TypeError: "),
+        ("unspeakable", "failed", "check with plain inputs: Unspeakable: its message cannot be shown"),
+        ("long_winded", "failed", "check with plain inputs: ValueError: xxx"),
         ("exhausts_memory", "failed", "check with plain inputs: MemoryError: no more"),
     ],
 )
@@ -263,6 +274,7 @@ def test_what_is_not_right_is_a_record_and_is_never_timed(name, status, reason):
 
     assert (spoilt.row, spoilt.status) == (f"toy.{name}[HND]", status)
     assert spoilt.reason.startswith(reason)
+    assert len(spoilt.reason) < 5000
     assert (spoilt.launch_s, spoilt.plan_s, spoilt.ceiling_share) == (None, None, None)
     assert (right.row, right.status) == ("toy.right[HND]", "ok")
 

@@ -224,6 +224,16 @@ def write(tmp_path, monkeypatch):
     return write
 
 
+UNSPEAKABLE = """
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+    __repr__ = __str__
+
+raise Unspeakable()
+"""
+
+
 @pytest.mark.parametrize("name", ["my_kernels.py", "my.kernels.py"])
 def test_a_file_of_the_users_own_is_taken(write, name):
     """Its table joins ours, and "FILE:function" finds its functions."""
@@ -239,6 +249,7 @@ def test_a_file_of_the_users_own_is_taken(write, name):
         ("1 +", "my_kernels.py", "SyntaxError: invalid syntax (my_kernels.py, line 1)"),
         ("import not_there", "my_kernels.py", "ModuleNotFoundError: No module named 'not_there'"),
         ("raise ValueError('no such luck')", "my_kernels.py", "ValueError: no such luck"),
+        (UNSPEAKABLE, "my_kernels.py", "Unspeakable: its message cannot be shown"),
         ("import sys; sys.exit(3)", "my_kernels.py", "SystemExit: 3"),
         ("", "my_kernels.py", "must define IMPLS, a tuple of harness.registry.Impl (got None)"),
         ("IMPLS = 7", "my_kernels.py", "must define IMPLS, a tuple of harness.registry.Impl (got 7)"),
