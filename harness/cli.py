@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from harness import __version__
 from harness.names import UsageError, nearest
+from harness.words import printable
 
 GOOD, BAD, ERROR = 0, 1, 2
 
@@ -42,23 +43,31 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if sys.stdout is None:  # the descriptor was closed before Python began: the next file opened would take its place
+        print("pagedbench: standard output is closed; send it somewhere, if only to /dev/null", file=sys.stderr)
+        return ERROR
     try:
         code = _dispatch(words)
         sys.stdout.flush()  # a reader that has left is met here, and not when Python ends
         return code
     except UsageError as error:
-        print(f"pagedbench: {error}", file=sys.stderr)
+        _complain(error)
     except KeyboardInterrupt:
         print("pagedbench: interrupted", file=sys.stderr)
     except BrokenPipeError:
         # Whoever read our output has gone; there is nobody to tell, and Python must not try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"pagedbench: {error}", file=sys.stderr)
+        _complain(error)
     except Exception:
         traceback.print_exc()
         print("pagedbench: the harness itself failed; please report the lines above", file=sys.stderr)
     return ERROR
+
+
+def _complain(error: Exception) -> None:
+    text = printable(error, keep="\n\t")  # what it quotes may be anything
+    print(f"pagedbench: {text}", file=sys.stderr)
 
 
 def _dispatch(words: list[str]) -> int:

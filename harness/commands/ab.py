@@ -33,6 +33,7 @@ from harness.rooms import HOUSE
 from harness.store import new_run
 from harness.supervisor import STALL_S
 from harness.trees import Side, root_of, sides_of, worktree
+from harness.words import printable
 
 #: Rounds of fresh processes, and pairs of visits of each row in a round.
 ROUNDS, VISITS = 2, 8
@@ -164,4 +165,4 @@ def _keep(folder: Path, pairs: Sequence[Pair]) -> None:
     for name, records in sides:
         marked = [dataclasses.replace(record, run=f"{record.run}.{name}") for record in records]
         (folder / f"{name}.jsonl").write_text("".join(f"{record.to_line()}\n" for record in marked), encoding="utf-8")
-    print(f"records: {folder / 'old.jsonl'}, {folder / 'new.jsonl'}", file=sys.stderr)
+    print(f"records: {printable(folder / 'old.jsonl')}, {printable(folder / 'new.jsonl')}", file=sys.stderr)

@@ -17,6 +17,7 @@ from harness.options import RELATIONS, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.supervisor import Supervisor, Work
+from harness.words import printable
 
 Rows = list[tuple[Case, Entry]]
 
@@ -107,4 +108,4 @@ def _tell(found: Audit, folder: Path, entries: Sequence[Entry], arguments: argpa
         print(json.dumps(found.to_json()))
     else:
         print(terminal_matrix(found))
-    print(f"audit:   {folder / 'audit.md'}", file=sys.stderr if arguments.json else sys.stdout)
+    print(f"audit:   {printable(folder / 'audit.md')}", file=sys.stderr if arguments.json else sys.stdout)

@@ -25,6 +25,7 @@ from harness.record import Record
 from harness.registry import matches
 from harness.report import units, verdicts
 from harness.store import Appender, load, new_run
+from harness.words import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -158,7 +159,7 @@ def _rerun(rows: Sequence[Judged], arguments: argparse.Namespace) -> list[Record
     folder = new_run(arguments.runs_dir)
     store = Appender(folder)
     made = []
-    print(f"measuring {len(records)} UNSURE rows again, into {store.path}", file=sys.stderr)
+    print(f"measuring {len(records)} UNSURE rows again, into {printable(store.path)}", file=sys.stderr)
     try:
         for record in rerun(records, registry_of(arguments), folder.name, arguments.device, arguments.impl_file):
             store.append(record)

@@ -9,6 +9,7 @@ from pathlib import Path
 from harness.commands.run import RUNS
 from harness.names import UsageError
 from harness.store import latest_run, load
+from harness.words import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -31,5 +32,5 @@ def main(arguments: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(terminal_table(records))
     for path in write_report(records, folder):
-        print(f"report:  {path}")
+        print(f"report:  {printable(path)}")
     return 0

@@ -29,6 +29,7 @@ from harness.resume import Begun
 from harness.rooms import load_room
 from harness.sanitize import TOOLS, Sanitized, find_program
 from harness.supervisor import STALL_S, Supervisor, Work
+from harness.words import printable
 
 RUNS = Path("results/runs")
 
@@ -167,10 +168,10 @@ def _tell(
             print(record.to_line())
     else:
         show(records)
-    print(f"records: {folder / 'records.jsonl'}", file=stream)
+    print(f"records: {printable(folder / 'records.jsonl')}", file=stream)
     if arguments.command == "run":
         for path in write_report(records, folder):
-            print(f"report:  {path}", file=stream)
+            print(f"report:  {printable(path)}", file=stream)
 
 
 def _print_tables(records: Sequence[Record]) -> None:

@@ -244,6 +244,24 @@ def test_a_reader_that_leaves_is_no_fault(words):
     assert (done.returncode, done.stderr) == (2, b"")
 
 
+def test_without_standard_output_there_is_one_line():
+    """`pagedbench list >&-`: Python has no such stream then."""
+    command = ["sh", "-c", f"{sys.executable} -m harness list >&-"]
+    done = subprocess.run(command, cwd=HOUSE, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert done.stderr == "pagedbench: standard output is closed; send it somewhere, if only to /dev/null\n"
+
+
+def test_names_of_folders_do_not_steer_the_terminal(here, capsys):
+    """--out holds an escape code and a line end: one clean line says where records are; errors are cleaned alike."""
+    check("toy.right", "--out", "runs\x1b[31m\nx")
+    assert "records: runs?[31m?x/" in capsys.readouterr().out
+
+    assert run("list", "--impl-file", "no\x1b[31m.py") == 2
+    assert capsys.readouterr().err == "pagedbench: --impl-file no?[31m.py: no such file\n"
+
+
 def test_ctrl_c_keeps_what_there_is(here):
     """In the middle of a row: exit code 2, one line that says where the records are, and no worker left behind."""
     words = ("check", "--impl-file", "toys.py", "--impl", "toy.right,toy.sleep", *SHAPE, "--device", "cpu")
