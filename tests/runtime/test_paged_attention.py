@@ -74,9 +74,7 @@ def test_it_refuses_what_was_not_allocated():
 )
 def test_sizes_that_cannot_be_meant_are_refused(wrong):
     """Zero KV heads are not "as many as heads", and an unknown dtype is told."""
-    with pytest.raises(
-        InvalidLength, match="PagedAttention: (num_heads, num_kv_heads and head_dim must|dtype must be one of f32)"
-    ):
+    with pytest.raises(InvalidLength, match=r"PagedAttention: (num_heads, num_kv_heads and|dtype must be one of)"):
         PagedAttention(**{"num_heads": 2, "head_dim": 16, "block_size": 4, "num_blocks": 4} | wrong)
 
 
