@@ -32,6 +32,14 @@ LENGTHS = (
     _edge("split_boundary", (1025, 1024, 1023), num_q_heads=2, num_kv_heads=1),
 )
 
+# Few heads, small and narrow, so that a CPU reads them at once: what ends at 4096 keys, at 16 bits of a length or a
+# position, or in the second round of a loop over splits, shows nowhere above.
+LONG = (
+    _edge("length_5000_ragged", (5000, 1, 2049, 0, 4097), num_q_heads=2, num_kv_heads=1, head_dim=16),
+    _edge("length_40000", (40_000,), head_dim=16, dtype="f32"),
+    _edge("length_70000", (70_000,), num_q_heads=1, num_kv_heads=1, head_dim=16, block_size=64, dtype="bf16"),
+)
+
 GROUPS = tuple(
     _edge(f"group_{group}", (70, 16), num_q_heads=group * num_kv_heads, num_kv_heads=num_kv_heads, dtype=dtype)
     for group, num_kv_heads, dtype in (
@@ -72,6 +80,8 @@ QUERIES = (
 )
 
 OTHERS = (
+    # Over one or two KV heads many a wrong map of heads is right by chance.
+    _edge("kv_heads_8", (70, 16, 33), num_q_heads=24, num_kv_heads=8, head_dim=64, dtype="bf16"),
     _edge("scale", (70,), scale=0.5),
     _edge("pool_mostly_free", (33, 90), pool_slack=8.0, dtype="bf16"),
     # Nothing to spare but the two blocks that no sequence owns.
@@ -109,4 +119,4 @@ COPIES = (
     ),
 )
 
-EDGES = (*LENGTHS, *GROUPS, *HEAD_DIMS, *BLOCK_SIZES, *QUERIES, *OTHERS, *WRITES, *COPIES)
+EDGES = (*LENGTHS, *LONG, *GROUPS, *HEAD_DIMS, *BLOCK_SIZES, *QUERIES, *OTHERS, *WRITES, *COPIES)

@@ -82,10 +82,10 @@ UNTIMED: dict[str, tuple[str, ...]] = {
 
 #: one sentence a suite, for `pagedbench list`
 SUITE_NOTES: dict[str, str] = {
-    "smoke": "Tiny cases of all three operators on real head shapes: seconds on two CPU cores.",
+    "smoke": "Tiny cases of all three operators on real head shapes, up to some 200 tokens: seconds on two CPU cores.",
     "quick": "The default: real model shapes for a GPU, with enough of them small enough for a CPU.",
     "full": "Every question of every suite but the faults, once.",
-    "edges": "Lengths, groups, head and block sizes, query counts and dtypes on which such kernels have gone wrong.",
+    "edges": "Lengths to 70,000, groups, head and block sizes, query counts and dtypes on which such kernels have gone wrong.",
     "models": "Every model served to many, to one and to ragged batches, its prefill, cache writes and block copies.",
     "block_size": "The same tokens in blocks of 1 to 256.",
     "context": "Llama 3 8B from 512 tokens to 131072 and from one sequence to 256.",
