@@ -89,7 +89,7 @@ def registry_of(tree: Path, impl_files: Sequence[str]) -> Registry:
     For another checkout than this one it must be asked before anything has imported `impls`.
     """
     if tree.resolve() == HOUSE:
-        return default_registry(impl_files)
+        return default_registry(impl_files, rehearsed=True)
     page = tree / "impls" / "__init__.py"
     if not page.is_file():
         raise UsageError(f"{tree} is no checkout of pagedbench: it has no impls/__init__.py")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
 from harness.ops.layouts import HND, Layout
+from harness.rehearsal import rehearse
 from harness.rooms import load_room
 from harness.words import of_error, of_value
 
@@ -296,12 +297,14 @@ def matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
-def default_registry(impl_files: Sequence[str] = ()) -> Registry:
-    """The table of `impls`, then installed entry points, then `impl_files`."""
+def default_registry(impl_files: Sequence[str] = (), rehearsed: bool = False) -> Registry:
+    """The table of `impls`, then installed entry points, then `impl_files`, imported apart first unless `rehearsed`."""
     registry = Registry(load_room("impls").IMPLS)
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         registry.add(_load_point(point))
     for path in impl_files:
+        if not rehearsed:
+            rehearse(path)
         registry.add(load_file(path))
     return registry
 

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from harness.names import UsageError
 from harness.record import Record, parse_line
+from harness.words import signal_name
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -177,14 +178,6 @@ class Spare:
             worker.close()
 
 
-def _signal(number: int) -> str:
-    """The name of a signal; real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 class _Worker:
     """One worker process, from its start to its end. `is_idle`: it has done what it was asked and waits for more."""
 
@@ -270,7 +263,7 @@ class _Worker:
     def _autopsy(self) -> _Death:
         try:
             code = self._process.wait(LOOK_S)
-            how = f"killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+            how = f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             self.kill()
             how = "closed its channel and lived on, killed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 #: Characters of one reason, at most: a message of megabytes floods the terminal and every record.
 MOST = 4000
 
@@ -38,3 +40,11 @@ def shortened(text: str, most: int = MOST) -> str:
 def printable(text: object, keep: str = "") -> str:
     """Return `text` with "?" for what would steer a terminal, line ends included unless they are in `keep`."""
     return "".join(char if char.isprintable() or char in keep else "?" for char in str(text))
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -48,7 +48,7 @@ def _work(asked: dict[str, Any], tell: Any) -> dict[str, float]:
     from harness.options import Options
     from harness.session import DeviceLost, Session, Task
 
-    registry = default_registry(asked["impl_files"])
+    registry = default_registry(asked["impl_files"], rehearsed=True)
     session = Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"], isolated=True)
     tell(hello=session.facts())
     cases = {name: case_from_json(data) for name, data in asked["cases"].items()}
