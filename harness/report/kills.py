@@ -22,7 +22,7 @@ def terminal_matrix(found: Audit) -> str:
     lines += [f"{_short(name):{width}}  {_cells(found, name, letters)}".rstrip() for name in found.kills]
     lines += ["", _wrapped("checks", (f"{letter} {check}" for check, letter in letters.items()))]
     lines += [_wrapped("cases", (f"{head} {case}" for case, head in heads.items())), ""]
-    lines += list(_findings(found))
+    lines += [textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in _findings(found)]
     return "\n".join(lines)
 
 
@@ -88,8 +88,9 @@ def _findings(found: Audit) -> Iterator[str]:
         yield f"BROKEN CONTROL: {name} {reason}"
     for line in found.false_alarms:
         yield f"FALSE ALARM: {line}"
-    for name, reason in found.never_judged.items():
-        yield f"never judged: {name}: {reason}"
+    for reason in dict.fromkeys(found.never_judged.values()):
+        names = [_short(name) for name, why in found.never_judged.items() if why == reason]
+        yield f"never judged: {', '.join(names)}: {reason}"
     sole = found.sole_kills()
     idle = [case for case in found.cases if not sole[case]]
     if idle:
