@@ -32,6 +32,8 @@ CACHES = {"cuda": 16, "cpu": 2}
 ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
 #: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
 CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
+#: A row that takes so many times as long as the fastest of its case holds no window for power unless asked to.
+POWER_TIMES = 4
 
 
 Progress = Callable[[str, int | None], None]
@@ -201,9 +203,10 @@ class CaseRun:
         readers = self._readers(layers) if wants_ceiling and any(row.entry.impl.role != "reader" for row in rows) else []
         timed = [row for row in rows if self.make_timer(row)]
         self.session.visit(self, [*timed, *readers])
+        medians = [summary.median for row in timed if (summary := row.summary()) is not None]
         with self.session.phase("finish"):
             for row in timed:
-                self._finish(row, readers)
+                self._finish(row, readers, min(medians, default=0.0))
         for row in [*rows, *readers]:
             row.release()
 
@@ -223,7 +226,7 @@ class CaseRun:
         with self.session.phase("ceiling"):
             return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
 
-    def _finish(self, row: Row, readers: Sequence[Row]) -> None:
+    def _finish(self, row: Row, readers: Sequence[Row], fastest_s: float) -> None:
         """Everything about a timed row that needs its samples."""
         self.progress(f"finish {self.case} {row.entry}", row.number)
         checks.timed(row, functools.partial(self._stage, TIMED, row.entry.layout, 0))
@@ -238,7 +241,7 @@ class CaseRun:
         if row.discarded:
             row.flags.append(f"throttled: {row.discarded} visits discarded")
         row.cross_examine()
-        why_not = self._why_no_power(row)
+        why_not = self._why_no_power(row, summary.median / fastest_s)
         if why_not is None:
             with self.session.phase("power"):
                 row.measure_power()
@@ -246,13 +249,15 @@ class CaseRun:
             row.remark("power", f"not measured: {why_not}")
         self._hold_against_ceiling(row, readers)
 
-    def _why_no_power(self, row: Row) -> str | None:
+    def _why_no_power(self, row: Row, times_fastest: float) -> str | None:
         """A window of a second a row adds up: by default it is held where it says most."""
         wanted = self.session.options.power
         if wanted == "none":
             return "--power none"
         if wanted == "first" and row.entry.layout is not row.entry.impl.layouts[0]:
             return "not the implementation's first layout (--power all)"
+        if wanted == "first" and times_fastest > POWER_TIMES:
+            return f"it takes more than {POWER_TIMES} times as long as the fastest (--power all)"
         if wanted == "first" and self.case.traffic_bytes < self.device.cache_bytes:
             return "the case moves less than the last-level cache holds (--power all)"
         return None

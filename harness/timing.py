@@ -19,8 +19,8 @@ Launch = Callable[[], object]
 
 #: Seconds of work in one graph, so that what its launch costs is below a hundredth.
 GRAPH_S = 1e-3
-#: Seconds of work in one visit.
-VISIT_S = 20e-3
+#: Seconds of work in one visit, and in each of the ten measurements of a second opinion.
+VISIT_S, SECOND_S = 20e-3, 6e-3
 #: Seconds that the host may take to capture one graph: it bounds the sets that a row of many small kernels rotates over.
 CAPTURE_S = 0.25
 #: More launches in a graph cost more to build than they add.
@@ -145,7 +145,10 @@ class GraphTimer:
         twice = _capture(self._sets, 2 * self._per_replay)
         # In turn, so that a change of clocks hits both; a median, since one pair may lie on either side of such a change.
         pairs = [
-            (_between_events(self._graph.replay, self._estimate), _between_events(twice.replay, 2 * self._estimate))
+            (
+                _between_events(self._graph.replay, self._estimate, seconds=SECOND_S),
+                _between_events(twice.replay, 2 * self._estimate, seconds=SECOND_S),
+            )
             for _ in range(5)
         ]
         return statistics.median(both - once for once, both in pairs) / self._per_replay
@@ -167,11 +170,16 @@ def _capture(launches: Sequence[Launch], count: int) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _between_events(replay: Launch, estimate: float, during: Callable[[], None] | None = None) -> float:
-    """Median seconds of a replay. Replays follow each other without a gap, so the host's own time does not enter."""
+def _between_events(
+    replay: Launch, estimate: float, during: Callable[[], None] | None = None, seconds: float = VISIT_S
+) -> float:
+    """Median seconds of a replay, over about `seconds` of them.
+
+    Replays follow each other without a gap, so the host's own time does not enter.
+    """
     if estimate < LONG_S:
         replay()  # not timed: it hides the time the host takes to get ahead
-    count = max(1 if estimate > LONG_S else 3, min(200, round(VISIT_S / estimate)))
+    count = max(1 if estimate > LONG_S else 3, min(200, round(seconds / estimate)))
     events = [_event() for _ in range(count + 1)]
     for event in events[:-1]:
         event.record()
