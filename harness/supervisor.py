@@ -2,15 +2,20 @@
 
 The row that was worked on becomes a record with the signal or the error and the worker's last words; all other rows go
 to the next worker. A worker is alive as long as it says something: the limit is on silence, not on total time.
+
+A row may fail for what another one did to their worker: it closed standard output, or left a thread behind. So a row
+that fails after others is tried once more, alone in a new worker, unless its implementation has failed alone before.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import datetime
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -22,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from harness.names import UsageError
 from harness.record import Record, parse_line
-from harness.words import signal_name
+from harness.words import shortened, signal_name
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -35,6 +40,8 @@ STALL_S = 300.0
 LOOK_S = 2.0
 #: Bytes of a dead worker's output that its row's record quotes.
 LAST_WORDS = 2000
+#: A row's reason in which an error of the operating system is told: its worker's descriptors, say, are no row's own.
+_OS_ERROR = re.compile(r"prepare: (OSError|BlockingIOError|BrokenPipeError|ConnectionError|InterruptedError|TimeoutError): ")
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.worker import main; main(int(sys.argv[2]))"
 
 
@@ -62,11 +69,17 @@ class Work:
 
 @dataclasses.dataclass
 class _Death:
-    """How a worker ended, and at which row, if it had come to one."""
+    """How a worker or a row ended, at which row, if it had come to one, and whether others had been worked on before."""
 
     status: str
     reason: str
     row: int | None
+    after_others: bool = False
+
+    @property
+    def told(self) -> str:
+        """For a flag: on one line, and short."""
+        return f"{self.status} after other rows in one worker ({shortened(' '.join(self.reason.split()), 200)})"
 
 
 class Supervisor:
@@ -76,28 +89,43 @@ class Supervisor:
     """
 
     def __init__(self, work: Work, progress: Callable[[str], None] = lambda _: None, spare: Spare | None = None) -> None:
-        self.work, self.progress, self._spare = work, progress, spare
+        self.work, self.progress, self._spare = work, progress, spare or Spare()
+        self._owns_spare = spare is None
         self.facts: dict[str, Any] = {}
         self._waiting = dict(enumerate(work.rows))
+        self.spent: dict[str, dict[str, float]] = {}  # of the workers that are done
+        self._alone: int | None = None  # the row to be tried once more
+        self._suspected: dict[int, _Death] = {}  # how rows failed after others
 
     def records(self) -> Iterator[Record]:
         """Yield a record for every row, whatever happens to workers. UsageError where none can start."""
-        while self._waiting:
-            before = len(self._waiting)
-            worker = _Worker() if self._spare is None else self._spare.take()
-            try:
-                yield from worker.records(self)
-            finally:
-                if self._spare is None or not worker.is_idle:
-                    worker.close()
-                else:
-                    self._spare.keep(worker)
-            if worker.death is not None:
-                yield from self._bury(worker.death, progressed=len(self._waiting) < before)
+        try:
+            while self._waiting:
+                yield from self._records_of_one()
+        finally:
+            if self._owns_spare:
+                self._spare.close()
+
+    def _records_of_one(self) -> Iterator[Record]:
+        """The records of one worker, and of the rows that it takes with it."""
+        before = len(self._waiting)
+        worker = self._spare.take() if self._alone is None else _Worker()
+        try:
+            yield from worker.records(self)
+        finally:
+            if worker.is_idle:
+                self._spare.keep(worker)
+            else:
+                worker.close()
+        if worker.death is not None:
+            yield from self._bury(worker.death, progressed=len(self._waiting) < before)
 
     def _bury(self, death: _Death, progressed: bool) -> Iterator[Record]:
         """Records of the rows that a dead worker takes with it: the one it was at; its case's, where none was named."""
         if death.row in self._waiting:
+            assert death.row is not None
+            if self._is_tried_again(death):
+                return
             lost = [death.row]
         elif progressed:
             return
@@ -107,25 +135,61 @@ class Supervisor:
         if not self.facts:
             raise UsageError(f"the worker {death.reason}")
         for number in lost:
-            assert number is not None
-            yield lost_record(self.work, self.facts, death.status, death.reason, *self._waiting.pop(number))
+            record = lost_record(self.work, self.facts, death.status, death.reason, *self._waiting[number])
+            yield self.settle(number, record)
 
-    def settle(self, number: int) -> None:
-        """A worker has recorded this row."""
+    def settle(self, number: int, record: Record) -> Record:
+        """The row is done with; return its record, which says so where it failed after others and alone ended otherwise."""
         self._waiting.pop(number, None)
+        if self._alone == number:
+            self._alone = None
+        before = self._suspected.pop(number, None)
+        if before is None:
+            return record
+        if record.status == before.status:
+            return record
+        return dataclasses.replace(record, flags=(*record.flags, f"{before.told}; alone it ended {record.status}"))
+
+    def doubts(self, record: Record, row: int, after_others: bool) -> bool:
+        """Whether a record of failure is not believed, and its row will be tried once more, alone.
+
+        What fails in `prepare` with anything but an OSError (a compiler's error, a package that is missing) is believed.
+        """
+        own = (record.reason or "").startswith("prepare: ") and not _OS_ERROR.match(record.reason or "")
+        if record.status != "failed" or own:
+            return False
+        return self._is_tried_again(_Death("failed", record.reason or "", row, after_others))
+
+    def _is_tried_again(self, death: _Death) -> bool:
+        assert death.row is not None
+        name = self._waiting[death.row][1].impl.name
+        if not death.after_others:
+            self._spare.condemned.add(name)
+        if not death.after_others or name in self._spare.condemned or death.row in self._suspected:
+            return False
+        self._alone, self._suspected[death.row] = death.row, death
+        return True
+
+    def add_spent(self, seconds: Mapping[str, float]) -> None:
+        """A worker is done, and says how long it was by phase."""
+        total = collections.Counter(self.spent.get("spent_s", {}))
+        total.update(seconds)
+        self.spent = {"spent_s": dict(total)}
+        self.facts |= self.spent
 
     def request(self) -> dict[str, Any]:
-        """The rows still waiting, as a worker reads them."""
+        """The rows still waiting, or the one that is to be tried alone, as a worker reads them."""
         work = self.work
+        waiting = self._waiting if self._alone is None else {self._alone: self._waiting[self._alone]}
         return {
             "options": dataclasses.asdict(work.options),
             "device": work.device,
             "run": work.run,
             "impl_files": list(work.impl_files),
-            "cases": {case.name: case.to_json() for case, _ in self._waiting.values()},
+            "cases": {case.name: case.to_json() for case, _ in waiting.values()},
             "rows": [
                 {"number": number, "case": case.name, "entry": str(entry), "params": dict(entry.params)}
-                for number, (case, entry) in self._waiting.items()
+                for number, (case, entry) in waiting.items()
             ],
         }
 
@@ -156,9 +220,13 @@ def lost_record(work: Work, facts: Mapping[str, Any], status: str, reason: str, 
 
 
 class Spare:
-    """A worker that is done with its work and waits for more: who has many small pieces need not start one for each."""
+    """A worker that is done with its work and waits for more: who has many small pieces need not start one for each.
+
+    condemned    implementations that have failed alone, whose failures are believed from then on
+    """
 
     def __init__(self) -> None:
+        self.condemned: set[str] = set()
         self._worker: _Worker | None = None
 
     def take(self) -> _Worker:
@@ -186,6 +254,9 @@ class _Worker:
         self.is_idle = False
         self._row: int | None = None
         self._doing = "starting"
+        self._rows: set[tuple[int, int]] = set()  # worked on since its start, by piece of work and number
+        self._pieces = 0
+        self._row_begin = 0  # where the output of the row begins
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         read, write = os.pipe()
         self._process = subprocess.Popen(
@@ -202,6 +273,7 @@ class _Worker:
     def records(self, supervisor: Supervisor) -> Iterator[Record]:
         """Send it the work and yield its records until it is done, dies or falls silent."""
         self._supervisor, self._row, self._doing, self.is_idle = supervisor, None, "starting", False
+        self._pieces += 1
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it may die at once; reading its channel tells
             self._process.stdin.write(json.dumps(supervisor.request()).encode() + b"\n")
@@ -209,18 +281,24 @@ class _Worker:
         for line in self._lines():
             message = json.loads(line)
             if "record" in message:
-                self._supervisor.settle(message["row"])
-                yield parse_line(message["record"])
+                record = parse_line(message["record"])
+                if self._supervisor.doubts(record, message["row"], self._is_after_others(message["row"])):
+                    return
+                yield self._supervisor.settle(message["row"], record)
             elif "doing" in message:
+                if message["row"] != self._row:
+                    self._row_begin = message["words"]
                 self._row, self._doing = message["row"], message["doing"]
+                if self._row is not None:
+                    self._rows.add((self._pieces, self._row))
                 self._supervisor.progress(self._doing)
             elif "hello" in message:
                 self._supervisor.work.require_device(message["hello"])
-                self._supervisor.facts = message["hello"]
+                self._supervisor.facts = {**message["hello"], **self._supervisor.spent}
             elif "error" in message:
                 raise UsageError(message["error"])
             elif "done" in message:
-                self._supervisor.facts["spent_s"] = message["done"]
+                self._supervisor.add_spent(message["done"])
                 self.is_idle = True
                 return
             elif "lost" in message:
@@ -253,7 +331,7 @@ class _Worker:
                 return bool(selector.select(0))  # its last lines may have come since
             if time.monotonic() >= patience:
                 self.kill()
-                self.death = _Death("timeout", self._silence(), self._row)
+                self.death = _Death("timeout", self._silence(), self._row, self._is_after_others(self._row))
                 return False
         return True
 
@@ -269,11 +347,17 @@ class _Worker:
             how = "closed its channel and lived on, killed"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # whatever it started
-        return _Death("failed", f"died in '{self._doing}': {how}{self._last_words()}", self._row)
+        reason = f"died in '{self._doing}': {how}{self._last_words()}"
+        return _Death("failed", reason, self._row, self._is_after_others(self._row))
+
+    def _is_after_others(self, row: int | None) -> bool:
+        """Whether this process has worked on any row but this one."""
+        return any(worked != (self._pieces, row) for worked in self._rows)
 
     def _last_words(self) -> str:
+        """What it said of late, but nothing that was said before the row it is at."""
         size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(size - LAST_WORDS, 0))
+        self._output.seek(max(size - LAST_WORDS, min(self._row_begin, size)))
         words = self._output.read().decode(errors="replace").strip()
         return f"; last words: {words}" if words else "; it left no last words"
 

@@ -1,12 +1,13 @@
 """One process that may die: it measures rows and tells its parent, a line of JSON at a time. See supervisor.py.
 
-Lines it reads: a piece of work each. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number},
-{"record": ..., "row": number}, {"lost": why} before it gives up a device that answers no more, {"error": why} for wrong
-usage, {"done": seconds by phase}.
+Lines it reads: a piece of work each. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number,
+"words": bytes of output so far}, {"record": ..., "row": number}, {"lost": why} before it gives up a device that answers no
+more, {"error": why} for wrong usage, {"done": seconds by phase}.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import faulthandler
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from harness.names import UsageError
@@ -29,13 +31,14 @@ def main(channel: int) -> None:
     die_with_parent()
     faulthandler.enable()  # last words of a crash: where each thread was
     pipe = os.fdopen(channel, "w", buffering=1)
+    output = os.dup(2)  # a row may close or replace its own
 
     def tell(**message: Any) -> None:
         pipe.write(json.dumps(message) + "\n")
 
     try:
         for line in sys.stdin:
-            tell(done=_work(json.loads(line), tell))
+            tell(done=_work(json.loads(line), tell, lambda: _size(output)))
     except UsageError as error:
         tell(error=str(error))
     except BrokenPipeError:
@@ -44,7 +47,14 @@ def main(channel: int) -> None:
         tell(error=traceback.format_exc())
 
 
-def _work(asked: dict[str, Any], tell: Any) -> dict[str, float]:
+def _size(output: int) -> int:
+    """Bytes written so far, those that Python still holds included, so that no row is quoted with another one's words."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # a row may have closed or replaced it
+        sys.stdout.flush()
+    return os.fstat(output).st_size
+
+
+def _work(asked: dict[str, Any], tell: Any, size: Callable[[], int]) -> dict[str, float]:
     from harness.options import Options
     from harness.session import DeviceLost, Session, Task
 
@@ -57,7 +67,7 @@ def _work(asked: dict[str, Any], tell: Any) -> dict[str, float]:
         for row in asked["rows"]
     ]
     try:
-        for number, record in session.run_tasks(rows, lambda doing, row: tell(doing=doing, row=row)):
+        for number, record in session.run_tasks(rows, lambda doing, row: tell(doing=doing, row=row, words=size())):
             tell(record=record.to_line(), row=number)
     except DeviceLost as lost:
         tell(lost=str(lost))

@@ -37,7 +37,7 @@ def record(row):
     return json.dumps({
         "schema": 1, "run": asked["run"], "suite": "s", "started_at": "t", "op": "block_copy", "case": row["case"],
         "case_digest": "d", "shape": {}, "impl": row["entry"].split("[")[0], "layout": "HND", "status": "ok",
-        "device": "toy", "device_kind": "cpu", "toolchain": {}, "params": row["params"],
+        "device": "toy", "device_kind": "cpu", "toolchain": {}, "params": row["params"], **failure,
     })
 
 def words(text, then):
@@ -49,8 +49,19 @@ def hold_on():  # a child that keeps every descriptor
         time.sleep(60)
     os._exit(4)
 
+def fail(reason):
+    global failure
+    failure = {"status": "failed", "reason": reason}
+
 ACTS = {
+    "chats": lambda: print("not my words", flush=True),
+    "dies_spoilt": lambda: os.environ.get("SPOILT") and os._exit(9),
+    "hangs_spoilt": lambda: os.environ.get("SPOILT") and time.sleep(60),
+    "fails_spoilt": lambda: os.environ.get("SPOILT") and fail("check: OSError: no standard output"),
+    "fails": lambda: fail("check: ValueError: no luck"),
+    "lacks": lambda: fail("prepare: ModuleNotFoundError: no such"),
     "right": lambda: None,
+    "spoils": lambda: os.environ.update(SPOILT="1"),
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "reads_nothing": lambda: ctypes.string_at(0),
     "exit3": lambda: os._exit(3),
@@ -74,15 +85,22 @@ if asked["run"] in STARTS:
 tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
 if asked["run"] == "mute":
     os._exit(6)
-for row in asked["rows"]:
-    tell(doing=f"check {row['case']} {row['entry']}", row=row["number"])
-    act = row["entry"].split("[")[0].removeprefix("toy.")
-    if act == "late":
+while True:
+    for row in asked["rows"]:
+        tell(doing=f"check {row['case']} {row['entry']}", row=row["number"], words=os.fstat(2).st_size)
+        failure = {}
+        act = row["entry"].split("[")[0].removeprefix("toy.")
+        if act == "late":
+            tell(record=record(row), row=row["number"])
+            os._exit(7)
+        ACTS[act.rstrip("2")]()
         tell(record=record(row), row=row["number"])
-        os._exit(7)
-    ACTS[act.rstrip("2")]()
-    tell(record=record(row), row=row["number"])
-tell(done={"check": 1.5})
+    tell(done={"check": 1.5})
+    line = sys.stdin.readline()
+    if not line:
+        break
+    asked = json.loads(line)
+    tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
 """
 
 
@@ -155,6 +173,54 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
     assert time.monotonic() - begin < 30
 
 
+@pytest.fixture
+def starts(monkeypatch):
+    """Counts the workers that are started."""
+    pids, start = [], supervisor._Worker.__init__
+    monkeypatch.setattr(supervisor._Worker, "__init__", lambda self: (start(self), pids.append(self._process.pid))[0])
+    return pids
+
+
+@pytest.mark.parametrize(
+    ("name", "was"),
+    [
+        ("dies_spoilt", "failed after other rows in one worker (died in 'check copy.tiny toy.dies_spoilt[HND]': ended with"),
+        ("fails_spoilt", "failed after other rows in one worker (check: OSError: no standard output)"),
+        ("hangs_spoilt", "timeout after other rows in one worker (silent for 1 s in"),
+    ],
+)
+def test_a_row_that_fails_for_what_another_one_did_is_right_alone(stand_in, starts, name, was):
+    """It dies, fails or hangs behind a row that has spoilt their worker: alone it is right, and a flag says so."""
+    records = list(Supervisor(work("right", "spoils", name, "right2", stall_s=1.0)).records())
+    (flag,) = next(record for record in records if record.impl == f"toy.{name}").flags
+
+    assert {record.status for record in records} == {"ok"}
+    assert [record.impl for record in records if record.flags] == [f"toy.{name}"]
+    assert flag.startswith(was)
+    assert flag.endswith("; alone it ended ok")
+    assert len(starts) == 2  # who was right alone goes on with the rest
+
+
+@pytest.mark.parametrize(("name", "num_workers"), [("fails", 2), ("lacks", 1), ("exit3", 4)])
+def test_an_implementation_that_fails_alone_is_believed(stand_in, starts, name, num_workers):
+    """It is tried once more for one of its rows; what fails to compile or to be found is not tried again at all."""
+    cases = [BlockCopyCase(**{**TINY.__dict__, "name": f"copy.{i}"}) for i in range(3)]
+    records = list(Supervisor(work("right", name, cases=cases)).records())
+
+    assert [record.status for record in records if record.impl == f"toy.{name}"] == ["failed"] * 3
+    assert {record.status for record in records if record.impl == "toy.right"} == {"ok"}
+    assert not any(record.flags for record in records)
+    assert len(records) == 6
+    assert len(starts) == num_workers
+
+
+def test_last_words_are_the_rows_own(stand_in):
+    """What rows before it have said is not quoted."""
+    found = outcomes(Supervisor(work("exit3", "chats", "exit32")).records())
+
+    assert found["copy.tiny", "exit32"][1].endswith("ended with exit code 3; it left no last words")
+
+
 def test_a_lost_record_is_as_full_as_can_be(stand_in):
     """Case, shape, parameters, device and traffic are known without the worker."""
     (record,) = Supervisor(work("exit3")).records()
@@ -221,7 +287,7 @@ def test_a_worker_killed_from_outside_is_replaced(stand_in):
     def kill(doing):
         if "sleeps" in doing:
             killed.append(boss.facts["toolchain"]["pid"])
-            os.kill(killed[0], signal.SIGKILL)
+            os.kill(killed[-1], signal.SIGKILL)
 
     boss = Supervisor(work("right", "sleeps", "right2"), kill)
     found = outcomes(boss.records())
@@ -267,6 +333,15 @@ def prepare_crash(spec):
 def prepare_exit(spec):
     sys.exit("no licence found")
 
+def prepare_closes(spec):
+    os.close(1)
+    return prepare(spec)
+
+def prepare_prints(spec):
+    os.write(1, b"hello")
+    print("about to run")
+    return prepare(spec)
+
 def prepare_lacks(spec):
     import not_there
 
@@ -280,6 +355,7 @@ def toy(name, prepare):
 
 IMPLS = (
     toy("right", "toys:prepare"), toy("crash", "toys:prepare_crash"), toy("exit", "toys:prepare_exit"),
+    toy("closes", "toys:prepare_closes"), toy("prints", "toys:prepare_prints"),
     toy("lacks", "toys:prepare_lacks"), toy("sleep", "toys:prepare_sleep"),
 )
 """
@@ -311,6 +387,19 @@ def test_the_real_worker_dies_as_told(toys):
     assert found["copy.tiny", "exit"][0] == "failed"
     assert "no licence found" in found["copy.tiny", "exit"][1]
     assert boss.facts["device"]["kind"] == "cpu"
+
+
+def test_the_real_worker_condemns_no_innocent(toys):
+    """One closes standard output; the next one writes there, and is right alone. A third is not quoted with its words."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    rows = [(TINY, Entry(table[f"toy.{name}"], HND)) for name in ("closes", "prints", "exit")]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    records = {record.impl: record for record in Supervisor(asked).records()}
+
+    assert records["toy.closes"].status == "ok"
+    assert records["toy.prints"].status == "ok"
+    assert records["toy.prints"].flags[0].startswith("failed after other rows in one worker (prepare: OSError: [Errno 9]")
+    assert records["toy.exit"].reason.endswith("last words: no licence found")
 
 
 PARENT = """
