@@ -67,11 +67,16 @@ def parse_shape(text: str) -> AttentionCase:
 
 
 def parse_lengths(key: str, text: str) -> tuple[int, ...]:
-    """Return the lengths of LEN or LENxCOUNT, joined by "+": 4096x2+17 is (4096, 4096, 17). Raises ValueError."""
+    """Return the lengths of LEN or LENxCOUNT, joined by "+": 4096x2+17 is (4096, 4096, 17). Raises ValueError.
+
+    No sequences at all are a case of the suite `edges`; here a count of 0 is a slip, and would check nothing.
+    """
     lengths: list[int] = []
     for part in text.split("+"):
         length, times, count = part.partition("x")
         repeats = _whole(key, count) if times else 1
+        if not repeats:
+            raise ValueError(f"{key} must spell at least one sequence in each LENxCOUNT (got {part!r})")
         if len(lengths) + repeats > MAX_SEQS:
             raise ValueError(f"{key} must spell at most {MAX_SEQS} sequences (got {text!r})")
         lengths += [_whole(key, length)] * repeats

@@ -51,6 +51,8 @@ def test_shapes_of_one_run_have_names_of_their_own():
         ("q=32,kv=8,d=128,bs=0,lens=8", r"block_size must be a whole number of at least 1 \(got 0\)"),
         ("q=32,kv=8,d=128,lens=-8", r"lens must be a whole number.*got '-8'"),
         ("q=32,kv=8,d=128,lens=8y3", "lens must be a whole number.*got '8y3'"),
+        ("q=32,kv=8,d=128,lens=5x0", "lens must spell at least one sequence in each LENxCOUNT .got '5x0'"),
+        ("q=32,kv=8,d=128,lens=8+5x0", "lens must spell at least one sequence in each LENxCOUNT .got '5x0'"),
         ("q=32,kv=8,d=128,lens=8+", "lens must be a whole number.*got ''"),
         ("q=3.5,kv=8,d=128,lens=8", "q must be a whole number.*got '3.5'"),
         ("q=32,kv=8,d=128,lens=8x99999999999", "at most 1048576 sequences"),
