@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class UsageError(Exception):
@@ -16,3 +18,34 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if not close:
         return "; `pagedbench list` shows what there is"
     return f"; did you mean {' or '.join(close)}?"
+
+
+def split_names(option: str, texts: Sequence[str]) -> list[str]:
+    """Return the comma-separated names of an option that may be given several times; none where it is not given.
+
+    Raises UsageError for an empty name: what an unset shell variable leaves must not mean everything.
+    """
+    names = [name.strip() for text in texts for name in text.split(",")]
+    if not all(names):
+        got = next(text for text in texts if not all(name.strip() for name in text.split(",")))
+        raise UsageError(f"{option}: names nothing between its commas (got {got!r}); is a shell variable unset?")
+    return names
+
+
+def filled(option: str, text: str) -> str:
+    """Return the one value of an option; raises UsageError where it is empty."""
+    if not text.strip():
+        raise UsageError(f"{option}: is empty (got {text!r}); is a shell variable unset?")
+    return text
+
+
+def text_of(text: str) -> str:
+    """The value of an option, for argparse, which is not empty."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"is empty (got {text!r}); is a shell variable unset?")
+    return text
+
+
+def path_of(text: str) -> Path:
+    """The path of an option, for argparse: empty would be the folder that one stands in."""
+    return Path(text_of(text))

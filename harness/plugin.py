@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_chosen(config: pytest.Config) -> bool:
-    return any(config.getoption(_dest(name)) for name in _CHOICES)
+    return any(config.getoption(_dest(name)) not in (None, []) for name in _CHOICES)  # an empty one is to be refused
 
 
 def matrix_of(config: pytest.Config) -> Matrix:

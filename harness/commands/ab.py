@@ -24,7 +24,7 @@ from harness.costs import grown
 from harness.difference import Difference
 from harness.duel import Duel, Match, Numbers, Pairs, Setup, difference_of, merged
 from harness.match import Pair
-from harness.names import UsageError
+from harness.names import UsageError, path_of, split_names
 from harness.options import Options
 from harness.record import Record
 from harness.registry import Registry
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_device(parser)
     add_rounds(parser)
     add_judging(parser)
-    add("--runs-dir", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
+    add("--runs-dir", type=path_of, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
 
 
 def add_rounds(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("--rounds and --visits must give two pairs at least")
     registry = registry_of(arguments)
     if arguments.reference is None:
-        matches, names = _two_implementations(arguments, registry), _split(arguments.impl)
+        matches, names = _two_implementations(arguments, registry), split_names("--impl", arguments.impl)
         same = Side(impl_files=arguments.impl_file)
         return _duel(arguments, matches, (same, same), names)
     _, cases = cases_of(arguments)
@@ -84,13 +84,9 @@ def main(arguments: argparse.Namespace) -> int:
         return _duel(arguments, matches, sides_of(tree, root, arguments.impl_file), [arguments.reference, "this checkout"])
 
 
-def _split(texts: Sequence[str]) -> list[str]:
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
-
-
 def _two_implementations(arguments: argparse.Namespace, registry: Registry) -> list[Match]:
     """Match two named implementations, each in its first layout or the one named, on all cases of their operator."""
-    names = _split(arguments.impl)
+    names = split_names("--impl", arguments.impl)
     if len(names) != 2:
         raise UsageError(f"without REF, --impl must name the two implementations, as in --impl a,b (got {len(names)})")
     old, new = (registry.entries([name])[0] for name in names)

@@ -13,7 +13,7 @@ from harness.accept import OBSTACLES, lost, obstacles
 from harness.baseline import BASELINES, baseline_of, load_baseline, read_log, write_baseline
 from harness.commands.selection import add_device
 from harness.match import latest
-from harness.names import UsageError
+from harness.names import UsageError, path_of, split_names
 from harness.record import Record
 from harness.store import load
 
@@ -24,11 +24,11 @@ NAMED = 5
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("run", type=Path, help="a run's folder or a .jsonl file")
+    add("run", type=path_of, help="a run's folder or a .jsonl file")
     add("-m", "--message", required=True, metavar="TEXT", help="why this run is the one to be held against; kept in the log")
     add("--allow", action="append", default=[], metavar="NAMES", help=f"accept in spite of: {', '.join(OBSTACLES)}")
     add("--merge", action="store_true", help="keep the baseline's rows that this run did not time")
-    add("--baselines", type=Path, default=BASELINES, metavar="DIR", help=f"where baselines are (default: {BASELINES})")
+    add("--baselines", type=path_of, default=BASELINES, metavar="DIR", help=f"where baselines are (default: {BASELINES})")
     add_device(parser)
 
 
@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _allowed(texts: Sequence[str]) -> set[str]:
-    names = {name.strip() for text in texts for name in text.split(",") if name.strip()}
+    names = set(split_names("--allow", texts))
     for name in sorted(names - set(OBSTACLES)):
         raise UsageError(f"--allow {name}: must be of {', '.join(OBSTACLES)}")
     return names

@@ -17,7 +17,7 @@ from harness.commands.compare import share_of
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.duel import Duel, Match
-from harness.names import UsageError
+from harness.names import UsageError, path_of
 from harness.store import new_run, write_json
 from harness.trees import Side
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add("--shares", metavar="SHARES", help=f"slowdowns to try; 0%% is none (default: {shares})")
     add("--threshold", type=share_of, metavar="SHARE", help="as of `compare`")
     add("--json", action="store_true", help="print the result as JSON")
-    add("--runs-dir", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
+    add("--runs-dir", type=path_of, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
 
 
 def main(arguments: argparse.Namespace) -> int:

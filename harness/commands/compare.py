@@ -19,7 +19,7 @@ from harness.commands.selection import add_device, registry_of
 from harness.compare import GROUPS, THRESHOLD, Judged, groups, judge, unjudged
 from harness.costs import grown
 from harness.match import latest, match, settings
-from harness.names import UsageError
+from harness.names import UsageError, path_of, split_names
 from harness.pytest_json import load_pytest_json
 from harness.record import Record
 from harness.registry import matches
@@ -31,16 +31,16 @@ from harness.words import printable
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="old and new: folders, .jsonl files or pytest-benchmark's .json; "
+    add("runs", nargs="+", type=path_of, metavar="RUN", help="old and new: folders, .jsonl files or pytest-benchmark's .json; "
         "one alone is held against its device's baseline")  # fmt: skip
     add("--impl", action="append", default=[], metavar="GLOBS", help="only these implementations")
     add("--case", action="append", default=[], metavar="GLOBS", help="only these cases")
     add_judging(parser)
-    add("--baselines", type=Path, default=BASELINES, metavar="DIR", help=f"where baselines are (default: {BASELINES})")
+    add("--baselines", type=path_of, default=BASELINES, metavar="DIR", help=f"where baselines are (default: {BASELINES})")
     add("--rerun-unsure", action="store_true", help="measure the new run's UNSURE rows again, here and now")
     add_device(parser)
     add("--impl-file", action="append", default=[], metavar="PATH", help="for --rerun-unsure: a file with a table IMPLS")
-    add("--runs-dir", type=Path, default=RUNS, metavar="DIR", help=f"for --rerun-unsure: where its run goes (default: {RUNS})")
+    add("--runs-dir", type=path_of, default=RUNS, metavar="DIR", help=f"for --rerun-unsure: where it goes (default: {RUNS})")
 
 
 def add_judging(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_judging(parser: argparse.ArgumentParser) -> None:
     add("--group", choices=GROUPS, help="one verdict an implementation: its worst row's, or its geometric mean's")
     add("--strict-peers", action="store_true", help="peers count for the exit code, too")
     add("--json", action="store_true", help="print the comparison as JSON")
-    add("--out", type=Path, metavar="DIR", help="where summary.md goes (default: beside the new run's records)")
+    add("--out", type=path_of, metavar="DIR", help="where summary.md goes (default: beside the new run's records)")
 
 
 def share_of(text: str) -> float:
@@ -104,7 +104,7 @@ def _warn(problems: Sequence[str]) -> None:
 
 def chosen(records: Sequence[Record], arguments: argparse.Namespace) -> list[Record]:
     """The records that --impl and --case choose; UsageError where that is none."""
-    impls, cases = ([glob for text in texts for glob in text.split(",")] for texts in (arguments.impl, arguments.case))
+    impls, cases = split_names("--impl", arguments.impl), split_names("--case", arguments.case)
     found = [
         record
         for record in records

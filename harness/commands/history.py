@@ -13,7 +13,7 @@ from harness.baseline import baseline_of
 from harness.commands.compare import share_of
 from harness.compare import THRESHOLD
 from harness.history import HISTORY, Point, Series, add, by_series, history_of, points, read
-from harness.names import UsageError
+from harness.names import UsageError, path_of, split_names, text_of
 from harness.registry import matches
 from harness.steps import FALSE_ALARMS, Step, find_steps
 from harness.store import load
@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add both actions with their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     adding = actions.add_parser("add", help="append a run's timed rows to its device's history", allow_abbrev=False)
-    adding.add_argument("run", nargs="+", type=Path, help="runs' folders or .jsonl files, oldest first")
+    adding.add_argument("run", nargs="+", type=path_of, help="runs' folders or .jsonl files, oldest first")
     showing = actions.add_parser("show", help="every row's level, and the steps in it", allow_abbrev=False)
     option = showing.add_argument
-    option("--device", metavar="SLUG", help="whose history, e.g. nvidia-h200 (default: the only one there is)")
+    option("--device", type=text_of, metavar="SLUG", help="whose history, e.g. nvidia-h200 (default: the only one there is)")
     option("--impl", action="append", default=[], metavar="GLOBS", help="only these implementations")
     option("--case", action="append", default=[], metavar="GLOBS", help="only these cases")
     option("--false-alarms", type=share_of, default=FALSE_ALARMS, metavar="SHARE",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     option("--threshold", type=share_of, metavar="SHARE", help=f"leave out smaller steps (default: {shares})")
     option("--json", action="store_true", help="print series and steps as JSON")
     for action in (adding, showing):
-        action.add_argument("--history", type=Path, default=HISTORY, metavar="DIR", help=f"default: {HISTORY}")
+        action.add_argument("--history", type=path_of, default=HISTORY, metavar="DIR", help=f"default: {HISTORY}")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def _file(arguments: argparse.Namespace) -> Path:
 
 
 def _is_chosen(point: Point, arguments: argparse.Namespace) -> bool:
-    impls, cases = ([glob for text in texts for glob in text.split(",")] for texts in (arguments.impl, arguments.case))
+    impls, cases = split_names("--impl", arguments.impl), split_names("--case", arguments.case)
     names = (point.impl, f"{point.impl}[{point.layout}]")
     return (not impls or any(matches(name, glob) for glob in impls for name in names)) and (
         not cases or any(matches(point.case, glob) for glob in cases)

@@ -28,7 +28,7 @@ def main(arguments: argparse.Namespace) -> int:
     registry = registry_of(arguments)
     entries = entries_of(arguments, registry, roles=("implementation", "control", "reader"))
     impls = list({entry.impl.name: entry.impl for entry in entries}.values())
-    chosen = arguments.suite or arguments.case or arguments.case_file or arguments.shape
+    chosen = arguments.suite is not None or arguments.case or arguments.case_file or arguments.shape
     cases = cases_of(arguments)[1] if chosen else []
     room = load_room("cases")
     if arguments.json:

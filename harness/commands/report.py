@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from harness.commands.run import RUNS
-from harness.names import UsageError
+from harness.names import UsageError, path_of
 from harness.store import latest_run, load
 from harness.words import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
-    parser.add_argument("run", nargs="?", type=Path, help="a run's folder or a .jsonl file (default: the newest run)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the report goes (default: beside the records)")
+    parser.add_argument("run", nargs="?", type=path_of, help="a run's folder or a .jsonl file (default: the newest run)")
+    parser.add_argument("--out", type=path_of, metavar="DIR", help="where the report goes (default: beside the records)")
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from harness.commands.selection import (
     registry_of,
     rows_of,
 )
-from harness.names import UsageError
+from harness.names import UsageError, path_of
 from harness.ops.case import Case
 from harness.options import POWER, RELATIONS, Options
 from harness.record import Record
@@ -48,14 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         add("--sanitize", choices=TOOLS, help="under compute-sanitizer: what it finds is wrong, a process each entry")
     else:
         add("--power", choices=POWER, default="first", help="layouts that hold a second's window for power and energy")
-    add("--resume", type=Path, metavar="RUN", help="continue a broken run in its folder: give its other options again")
+    add("--resume", type=path_of, metavar="RUN", help="continue a broken run in its folder: give its other options again")
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
     """Add what every command that measures takes: --device, --out, --json, --patient, isolation."""
     add_device(parser)
     add = parser.add_argument
-    add("--out", type=Path, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
+    add("--out", type=path_of, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
     add("--json", action="store_true", help="print records as lines of JSON instead of tables")
     add("--patient", action="store_true", help="also run what would take minutes on this device")
     add("--strict-peers", action="store_true", help="a peer that is wrong or fails counts for the exit code, too")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.names import UsageError, nearest
+from harness.names import UsageError, filled, nearest, split_names, text_of
 from harness.ops.case import Case
 from harness.ops.layouts import LAYOUTS
 from harness.registry import Entry, Registry, default_registry, matches
@@ -47,7 +48,8 @@ def add_implementations(parser: argparse.ArgumentParser) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device."""
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:INDEX (default: the first GPU, else the CPU)")
+    what = "cpu, cuda or cuda:INDEX (default: the first GPU, else the CPU)"
+    parser.add_argument("--device", type=text_of, metavar="NAME", help=what)
 
 
 def registry_of(arguments: argparse.Namespace) -> Registry:
@@ -57,9 +59,9 @@ def registry_of(arguments: argparse.Namespace) -> Registry:
 
 def entries_of(arguments: argparse.Namespace, registry: Registry, roles: Sequence[str] = ("implementation",)) -> list[Entry]:
     """Return the chosen rows: of each implementation its first layout, those of --layouts, and those named in --impl."""
-    patterns = _split(arguments.impl)
+    patterns = split_names("--impl", arguments.impl)
     rows = registry.entries(patterns, roles)
-    wanted = set(_split([arguments.layouts or DEFAULT_LAYOUTS]))
+    wanted = set(split_names("--layouts", [DEFAULT_LAYOUTS if arguments.layouts is None else arguments.layouts]))
     unknown = wanted - {*LAYOUTS, "all"}
     if unknown:
         raise UsageError(f"--layouts {unknown.pop()}: no such layout; there are: {', '.join(LAYOUTS)}, or all")
@@ -80,20 +82,20 @@ def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tup
     --shape and --case-file name cases of their own; with either, and no --suite, nothing else runs.
     """
     parse = _parse()
-    own = [parse.parse_shape(text) for text in arguments.shape]
+    own = [parse.parse_shape(filled("--shape", text)) for text in arguments.shape]
     for path in arguments.case_file:
-        own += parse.load_case_file(path)
+        own += parse.load_case_file(filled("--case-file", path))
     room = load_room("cases")
-    patterns = _split(arguments.case)
+    _refuse_taken(own, room.ALL)
+    patterns = split_names("--case", arguments.case)
     name, chosen = arguments.suite or "custom", own
     if arguments.suite is not None:
-        chosen = [*parse.select(suite(arguments.suite), patterns), *own]
+        chosen = [*parse.select(suite(filled("--suite", arguments.suite)), patterns), *own]
     elif patterns:
         chosen = parse.select([*own, *room.ALL.values()], patterns)
     elif not own:
         name, chosen = default_suite, list(suite(default_suite))
-    _refuse_twins(chosen)
-    return name, chosen
+    return name, _without_twins(chosen)
 
 
 def rows_of(cases: Sequence[Case], entries: Sequence[Entry]) -> list[tuple[Case, Entry]]:
@@ -112,43 +114,74 @@ def suite(name: str) -> Sequence[Case]:
     return suites[name]
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
-    """Return --set NAME=VALUE as a mapping; a value that is a whole number becomes one."""
-    found: dict[str, Any] = {}
+def parse_settings(settings: Sequence[str]) -> dict[str, str]:
+    """Return --set NAME=VALUE as a mapping; raises UsageError for what reads otherwise, and for a name given twice."""
+    found: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not name or not equals or not value:
             raise UsageError(f"--set must read NAME=VALUE (got {setting!r})")
-        try:
-            found[name] = int(value)
-        except ValueError:
-            found[name] = value
+        if name in found:
+            raise UsageError(f"--set {name} is given twice ({found[name]} and {value}); `pagedbench tune` tries several")
+        found[name] = value
     return found
 
 
-def apply_settings(settings: Mapping[str, Any], entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries with the parameters that each declares; raises UsageError for one that no entry declares."""
+def apply_settings(settings: Mapping[str, str], entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries with the parameters that each declares; raises UsageError for one that no entry declares.
+
+    Declared values are those worth trying, not all there are: a number must be of their type and at least the smallest of
+    them, and how far it may go the entry itself knows. A word must be one of theirs.
+    """
     declared = {name for entry in entries for name in entry.impl.params}
     for name in settings:
         if name not in declared:
             known = ", ".join(sorted(declared)) or "none"
             raise UsageError(f"--set {name}: no chosen implementation declares it; declared are: {known}")
     return [
-        dataclasses.replace(entry, params={name: settings[name] for name in entry.impl.params if name in settings})
+        dataclasses.replace(
+            entry, params={name: _setting(entry, name, settings[name]) for name in entry.impl.params if name in settings}
+        )
         for entry in entries
     ]
 
 
-def _refuse_twins(cases: Sequence[Case]) -> None:
-    seen: set[str] = set()
+def _setting(entry: Entry, name: str, text: str) -> Any:
+    """Return the value that `text` spells, of the type of the values that the entry declares."""
+    values = entry.impl.params[name]
+    spelled = {str(value): value for value in values}
+    if text in spelled:
+        return spelled[text]
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    rule = "must be one of them"
+    if len(numbers) == len(values):
+        whole = all(isinstance(value, int) for value in numbers)
+        rule = f"must be a {'whole number' if whole else 'number'} of at least {min(numbers)}"
+        try:
+            value = int(text) if whole else float(text)
+        except ValueError:
+            value = math.nan
+        if min(numbers) <= value < math.inf:
+            return value
+    told = ", ".join(spelled)
+    raise UsageError(f"--set {name}={text}: {entry.impl.name} declares {told}; a value {rule} (got {text!r})")
+
+
+def _refuse_taken(own: Sequence[Case], known: Mapping[str, Case]) -> None:
+    """Results are kept by name and told apart by digest: a name of the suites' cases must not come to mean another."""
+    for case in own:
+        if case.name in known and known[case.name].digest != case.digest:
+            told = f"its digest is {known[case.name].digest}, yours has {case.digest}"
+            raise UsageError(f"case {case.name!r} is built in, and is another ({told}); rename yours")
+
+
+def _without_twins(cases: Sequence[Case]) -> list[Case]:
+    """Each case once; raises UsageError where two that differ have one name."""
+    found: dict[str, Case] = {}
     for case in cases:
-        if case.name in seen:
+        if found.setdefault(case.name, case).digest != case.digest:
             raise UsageError(f"two cases are named {case.name!r}; rename yours")
-        seen.add(case.name)
-
-
-def _split(texts: Sequence[str]) -> list[str]:
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    return list(found.values())
 
 
 def _parse() -> Any:

@@ -114,6 +114,7 @@ def test_the_exit_code_tells_whether_ours_is_right(here, capsys, impls, words, c
         (("check", "--impl-file", "nowhere.py"), "--impl-file nowhere.py: no such file"),
         (("check", "--impl-file", "bad.py"), "--impl-file bad.py: ZeroDivisionError: division by zero"),
         (("check", "--set", "width"), "--set must read NAME=VALUE (got 'width')"),
+        (("check", "--set", "tile=64", "--set", "tile=16"), "--set tile is given twice (64 and 16); `pagedbench tune` tries"),
         (("check", "--set", "widht=--5"), "--set widht: no chosen implementation declares it"),
         (("check", "--device", "gpu", *SHAPE, "--in-process"), "--device must be cpu, cuda or cuda:INDEX (got 'gpu')"),
         (("check", "--device", "cuda:99", *SHAPE, "--in-process"), "--device cuda:99: "),
@@ -122,7 +123,9 @@ def test_the_exit_code_tells_whether_ours_is_right(here, capsys, impls, words, c
         (("check", "--stall", "nan", *SHAPE), "argument --stall: must be seconds above 0 (got 'nan')"),
         (("check", "--stall", "soon", *SHAPE), "argument --stall: must be seconds above 0 (got 'soon')"),
         (("check", "--impl", "torch.cache_write", *SHAPE), "none of the chosen implementations has the operator of "),
-        (("check", "--suite", "smoke", "--shape", "name=smoke.f16,q=1,kv=1,d=8,lens=4"), None),
+        (("list", "--shape", "name=facts.a,q=1,kv=1,d=8,lens=4"), "case 'facts.a' is built in, and is another (its digest is "),
+        (("list", "--shape", "name=mine,q=1,kv=1,d=8,lens=4", "--shape", "name=mine,q=1,kv=1,d=8,lens=5"),
+         "two cases are named 'mine'"),
         (("check", "--nonsense"), "unrecognized arguments: --nonsense"),
         (("check", "--imp", "torch.*"), "unrecognized arguments: --imp"),
         ((), "the following arguments are required: COMMAND"),
@@ -136,12 +139,6 @@ def test_wrong_usage_is_one_line(here, capsys, words, says):
     """What was got and what is there instead; exit code 2, and no run that `report` would take for the latest."""
     (here / "bad.py").write_text("1 / 0")
     (here / "empty.jsonl").write_text("not a record\n")
-    if says is None:  # a case of one's own beside a suite's of the same name
-        from cases import SUITES
-
-        taken = SUITES["smoke"][0].name
-        words = (*words[:-1], words[-1].replace("smoke.f16", taken))
-        says = f"two cases are named {taken!r}"
     assert run(*words) == 2
     printed = capsys.readouterr()
     last = printed.err.strip().splitlines()[-1]
@@ -282,3 +279,70 @@ def test_ctrl_c_keeps_what_there_is(here):
     assert running.returncode == 2
     assert said == f"pagedbench: interrupted; {num_kept} records are kept in {records.relative_to(here)}\n"
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+EMPTY = [
+    (option, text) for option in ("--impl", "--case", "--layouts") for text in ("", ",", " ", "torch.*,", ",torch.*")
+] + [(option, "") for option in ("--suite", "--case-file", "--shape")]
+
+
+@pytest.mark.parametrize(("option", "text"), EMPTY)
+@pytest.mark.parametrize("command", ["list", "check", "tune"])
+def test_an_empty_choice_is_not_everything(here, capsys, command, option, text):
+    """What an unset shell variable leaves is wrong usage, not a run of all there is."""
+    words = () if option in ("--suite", "--case-file", "--shape", "--case") else SHAPE
+    assert run(command, f"{option}={text}", *words, *(() if option == "--impl" else ("--impl", "torch.blocked"))) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+
+    assert option in last
+    assert "is a shell variable unset?" in last
+    assert not list(here.glob("results"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "--out="), ("fuzz", "--out="), ("report", "--out="), ("check", "--resume="), ("report", ""),
+        ("compare", "", "a"), ("compare", "a", "b", "--baselines="), ("accept", "a", "--baselines="),
+        ("history", "show", "--history="), ("calibrate", "--runs-dir="), ("check", "--device="),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_empty_path_is_not_the_folder_one_stands_in(here, capsys, words):
+    """No folder is filled or read because its name was left out."""
+    assert run(*words) == 2
+
+    assert "is a shell variable unset?" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("tile=abc", "torch.blocked declares 256, 16, 64, 1024; a value must be a whole number of at least 16 (got 'abc')"),
+        ("tile=1.5", "must be a whole number of at least 16 (got '1.5')"),
+        ("tile=-3", "must be a whole number of at least 16 (got '-3')"),
+        ("tile=8", "must be a whole number of at least 16 (got '8')"),
+        ("copy=bulky", "cuda.tensor_core declares planned, bulk, async; a value must be one of them (got 'bulky')"),
+    ],
+)
+def test_a_setting_is_of_the_declared_type(capsys, setting, says):
+    """Refused before anything runs, with what is declared."""
+    impl = "cuda.tensor_core" if setting.startswith("copy") else "torch.blocked"
+    assert run("check", "--impl", impl, *SHAPE, "--set", setting) == 2
+
+    assert says in capsys.readouterr().err
+
+
+def test_a_setting_may_be_one_that_is_not_declared(here):
+    """The table lists what is worth trying; the record has what was asked for, as a number."""
+    assert run("check", "--in-process", "--impl", "torch.blocked[HND]", *SHAPE, "--device", "cpu", "--set", "tile=48") == 0
+    (file,) = here.glob("results/runs/*/records.jsonl")
+
+    assert [record.params for record in load(file)[0]] == [{"tile": 48}]
+
+
+def test_a_case_of_a_suite_may_be_spelt_again(here, capsys):
+    """Equal content under the built-in name is the same case, once, also beside its suite."""
+    assert run("list", "--json", "--suite", "facts", "--shape", "name=facts.a,q=32,kv=8,d=128,lens=8192x64") == 0
+
+    assert capsys.readouterr().out.count('"name": "facts.a"') == 1
