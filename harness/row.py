@@ -19,7 +19,7 @@ from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
-from harness.trial import Trial, lend
+from harness.trial import Breach, Trial, lend
 from harness.words import message, of_error, shortened
 
 Stage = Callable[[], Staged]
@@ -70,6 +70,8 @@ class Row:
             return self.status == "ok"
         except Unsupported as why:
             self.end("unsupported", message(why) or f"{doing}: Unsupported was raised without a reason")
+        except Breach as how:
+            self.end("failed", f"{doing}: {how}")
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from harness.device import Device
 from harness.guards import Guarded, broken, changed, hashes, watch
 from harness.ops.contract import Staged
+from harness.words import of_value
 
 #: Seconds after which a launch must have left its outputs alone: a host thread that finishes the work would be late.
 LATE_S = 0.05
@@ -25,9 +27,42 @@ LATE_S = 0.05
 SPIN_CYCLES = 5_000_000
 
 
+class Breach(Exception):
+    """The implementation breaks its contract; the message says which rule, and what was got."""
+
+
+def require_prepared(prepared: Any) -> None:
+    """Raise Breach unless this is what `prepare` must return. See harness.registry.Prepared."""
+    if not (callable(getattr(prepared, "plan", None)) and callable(getattr(prepared, "launch", None))):
+        raise Breach(f"must return an object with plan and launch (got {of_value(prepared)})")
+    lacks = [name for name in ("workspace_bytes", "ledger", "kernels") if not hasattr(prepared, name)]
+    if lacks:
+        raise Breach(f"what prepare returns must have {', '.join(lacks)}; harness.registry.Prepared has defaults")
+    size, ledger, kernels = prepared.workspace_bytes, prepared.ledger, prepared.kernels
+    if not isinstance(size, numbers.Integral) or isinstance(size, bool) or int(size) < 0:
+        raise Breach(f"workspace_bytes must be a whole number of bytes, 0 or more (got {of_value(size)})")
+    if not isinstance(ledger, Mapping):
+        raise Breach(f"ledger must map topics to remarks (got {of_value(ledger)})")
+    if not (isinstance(kernels, Sequence) and all(isinstance(kernel, Mapping) for kernel in kernels)):
+        raise Breach(f"kernels must be a sequence of mappings (got {of_value(kernels)})")
+
+
 def lend(arguments: Iterable[Any]) -> tuple[Any, ...]:
     """The same memory under tensors of their own: one that a launch resizes is not the next row's."""
     return tuple(part.detach() if isinstance(part, torch.Tensor) else lend(part) for part in arguments)
+
+
+def _forms(lent: Iterable[Any]) -> list[tuple[list[int], tuple[int, ...]]]:
+    """Shape and strides of each tensor, in order."""
+    forms: list[tuple[list[int], tuple[int, ...]]] = []
+    for part in lent:
+        forms += [(list(part.shape), part.stride())] if isinstance(part, torch.Tensor) else _forms(part)
+    return forms
+
+
+def _reshaped(before: Sequence[Any], after: Sequence[Any]) -> str:
+    at = next(index for index, (one, other) in enumerate(zip(before, after, strict=True)) if one != other)
+    return f"tensor {at + 1} of {len(before)} was {before[at][0]}, is {after[at][0]}"
 
 
 @dataclasses.dataclass
@@ -50,6 +85,7 @@ class Trial:
         trial = cls(device, [])
         with watch(trial.workspaces):
             trial.prepared = prepare(spec)
+        require_prepared(trial.prepared)
         return trial
 
     @property
@@ -68,7 +104,11 @@ class Trial:
         reused = staged.outputs(layer)[0]
         self._seen = [seen for seen in self._seen if reused not in seen[0]]
         staged.soil(layer)
-        self.prepared.launch(*lend(staged.arguments(layer)))
+        lent = lend(staged.arguments(layer))
+        before = _forms(lent)
+        self.prepared.launch(*lent)
+        if _forms(lent) != before:
+            raise Breach(f"launch must leave its tensors' shapes and strides alone ({_reshaped(before, _forms(lent))})")
 
     def look(self, staged: Staged, layers: Sequence[int]) -> str | None:
         """Wait for what was launched on these layers; return what is wrong besides the values, or None.

@@ -165,6 +165,10 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
+def odd(**fields):
+    return type("Odd", (Right,), fields)
+
+
 class Oddities(Right):
     ledger = {"odd": object(), 7: {1, 2}}
     kernels = ({"name": "k", "digest": b"\xff", "registers": torch.tensor(64)},)
@@ -180,8 +184,11 @@ TOYS = {
     "unsure_and_silent": raising("prepare", Unsupported()),
     "no_launch": lambda spec: object(),
     "nothing": lambda spec: None,
-    "odd_workspace": lambda spec: type("Odd", (Right,), {"workspace_bytes": None})(spec),
-    "odd_ledger": lambda spec: type("Odd", (Right,), {"ledger": None})(spec),
+    "lacks_all": lambda spec: type("Bare", (), {"plan": print, "launch": print})(),
+    **{f"workspace_{size}": odd(workspace_bytes=size) for size in (None, -5, True, 1.5)},
+    "odd_ledger": odd(ledger=None),
+    "ledger_7": odd(ledger=7),
+    "odd_kernels": odd(kernels=("k",)),
     "unspeakable": raising("launch", Unspeakable()),
     "long_winded": raising("launch", ValueError("x" * 2_000_000)),
     "exhausts_memory": raising("launch", MemoryError("no more")),
@@ -260,9 +267,17 @@ def test_without_bench_nothing_is_timed():
         ("unsure_in_plan", "unsupported", "not with this plan"),
         ("unsure_in_launch", "unsupported", "not with this launch"),
         ("unsure_and_silent", "unsupported", "prepare: Unsupported was raised without a reason"),
-        ("no_launch", "failed", "prepare: AttributeError: 'object' object has no attribute"),
-        ("nothing", "failed", "prepare: AttributeError: 'NoneType' object has no attribute"),
-        ("odd_workspace", "failed", "prepare: TypeError: "),
+        ("no_launch", "failed", "prepare: must return an object with plan and launch (got <object object at "),
+        ("nothing", "failed", "prepare: must return an object with plan and launch (got None)"),
+        ("lacks_all", "failed", "prepare: what prepare returns must have workspace_bytes, ledger, kernels; "),
+        *(
+            (f"workspace_{size}", "failed", f"prepare: workspace_bytes must be a whole number of bytes, 0 or more (got {size})")
+            for size in (None, -5, True, 1.5)
+        ),
+        ("odd_ledger", "failed", "prepare: ledger must map topics to remarks (got None)"),
+        ("ledger_7", "failed", "prepare: ledger must map topics to remarks (got 7)"),
+        ("odd_kernels", "failed", "prepare: kernels must be a sequence of mappings (got ('k',))"),
+        ("reshapes", "failed", "check with plain inputs: launch must leave its tensors' shapes and strides alone (tensor 4"),
         ("unspeakable", "failed", "check with plain inputs: Unspeakable: its message cannot be shown"),
         ("long_winded", "failed", "check with plain inputs: ValueError: xxx"),
         ("exhausts_memory", "failed", "check with plain inputs: MemoryError: no more"),
@@ -336,14 +351,6 @@ def test_an_implementation_cannot_end_the_run_by_what_it_says_of_itself():
 
     assert record.status == "ok"
     assert json.loads(record.to_line())["kernels"] == [{"name": "k", "digest": "b'\\xff'", "registers": 64}]
-
-
-def test_a_ledger_that_is_none_is_a_failed_row():
-    """It is read when the row is timed."""
-    failed, right = measure(toy("odd_ledger"), toy("right"))
-
-    assert (failed.status, right.status) == ("failed", "ok")
-    assert failed.reason.startswith("time: TypeError: ")
 
 
 def broken_available(kind):
