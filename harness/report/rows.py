@@ -82,6 +82,17 @@ def worst_error(record: Record) -> float | None:
     return max((error for error in map(family_error, record.check.values()) if error is not None), default=None)
 
 
+def told_error(records: Iterable[Record]) -> float | None:
+    """Return the largest `worst_error` of these rows; None where some are wrong but none by that.
+
+    A relation or a guard found those: an error within what is allowed, beside "wrong", would hide it.
+    """
+    every = list(records)
+    worst = max((error for error in map(worst_error, every) if error is not None), default=None)
+    is_elsewhere = any(record.status == "wrong" for record in every) and (worst or 0.0) <= 1.0
+    return None if is_elsewhere else worst
+
+
 def family_error(outcome: object) -> float | None:
     """Return the largest error over what was allowed of one input family, as a record's `check` has it."""
     ratios = outcome.get("ratios") if isinstance(outcome, Mapping) else None

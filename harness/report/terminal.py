@@ -73,7 +73,7 @@ def _traffic(group: rows.CaseRows) -> list[str]:
 def _verdicts(records: Sequence[Record]) -> str:
     """One line a row where they are few, else one line an implementation; errors are shares of what was allowed."""
     if len(records) <= _LISTED:
-        lines = [[record.row, record.case, record.status, units.of_allowed(rows.worst_error(record))] for record in records]
+        lines = [[record.row, record.case, record.status, units.of_allowed(rows.told_error([record]))] for record in records]
         return _table(["implementation", "case", "verdict", "of allowed"], lines, words={0, 1, 2})
     groups: dict[str, list[Record]] = collections.defaultdict(list)
     for record in records:
@@ -82,8 +82,8 @@ def _verdicts(records: Sequence[Record]) -> str:
     lines = []
     for name, group in groups.items():
         counts = collections.Counter(record.status for record in group)
-        worst = max((error for error in map(rows.worst_error, group) if error is not None), default=None)
-        lines.append([name, *(str(counts[status] or units.MISSING) for status in statuses), units.of_allowed(worst)])
+        error = units.of_allowed(rows.told_error(group))
+        lines.append([name, *(str(counts[status] or units.MISSING) for status in statuses), error])
     return _table(["implementation", *statuses, "worst error"], lines, words={0})
 
 

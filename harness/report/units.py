@@ -88,10 +88,16 @@ def percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.1f}%"
 
 
+#: harness/check.py divides by at least 1e-300: beyond any ratio of two floats of the tensors, nothing was allowed
+FROM_NOTHING = 1e150
+
+
 def of_allowed(error: float | None) -> str:
-    """Return an error as a share of what was allowed: "41.2%", "35 times", "not finite"."""
+    """Return an error as a share of what was allowed: "41.2%", "35 times", "not finite", "0 allowed"."""
     if error is None or error < 10:
         return percent(error)
+    if FROM_NOTHING < error < math.inf:
+        return "0 allowed"
     return f"{error:.0f} times" if error < 1e6 else f"{error:.0e} times" if math.isfinite(error) else "not finite"
 
 

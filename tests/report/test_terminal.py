@@ -77,6 +77,18 @@ def test_a_wrong_row_is_not_infinite_percent_wrong(gpu_run):
     assert "inf%" not in terminal_table([wrong] * 50)
 
 
+@pytest.mark.parametrize("copies", [1, 50])
+def test_an_error_within_tolerance_does_not_stand_beside_wrong(gpu_run, copies):
+    """What a relation found says nothing of the numbers: no share is shown; what the numbers show is."""
+    ok = replace(gpu_run[0], status="ok", launch_s=None, check={"plain": {"ratios": {"l2": 0.524}}})
+    related = replace(ok, status="wrong", reason="relation batch_order: differs")
+    numeric = replace(related, check={"plain": {"ratios": {"l2": 3.5}}})
+
+    assert "52.4%" in terminal_table([ok] * copies)
+    assert "52.4%" not in terminal_table([related] * copies)
+    assert "350.0%" in terminal_table([numeric] * copies)
+
+
 def test_what_must_be_acted_on_comes_last(gpu_run):
     """Wrong and failed rows stand nearest to the prompt."""
     text = terminal_table(gpu_run)

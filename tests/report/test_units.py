@@ -64,3 +64,12 @@ def test_errors_are_shares_of_what_is_allowed(error, text):
 def test_what_was_not_measured_is_a_dash():
     """None is a dash in every unit, never a zero."""
     assert {units.percent(None), units.ratio(None), units.joules(None), units.MICROSECONDS.show(None)} == {"-"}
+
+
+@pytest.mark.parametrize(("error", "text"), [
+    (None, "-"), (0.412, "41.2%"), (35.4, "35 times"), (2.5e7, "2e+07 times"), (3e297, "0 allowed"),
+    (float("inf"), "not finite"),
+])
+def test_an_error_is_told_by_what_was_allowed(error, text):
+    """Where nothing was allowed there is no share to tell."""
+    assert units.of_allowed(error) == text
