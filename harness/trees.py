@@ -27,8 +27,8 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
     """The old side, out of `tree`, and the new one, as this process sees it; `tree` is another state of `root`.
 
     A tree with a table of ours gives its table. Files given by the user, and folders in which Python looks for modules,
-    are taken from the tree where they lie within `root`; a file that the tree has not got is left out. The harness is
-    the same on both sides.
+    are taken from the tree where they lie within `root`; a file that the tree has not got is left out, and a folder that it
+    has not got stays (an environment that lies in the checkout, as tox's do). The harness is the same on both sides.
     """
 
     def moved(path: str) -> str:
@@ -36,7 +36,9 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
         return str(tree / place.relative_to(root)) if place.is_relative_to(root) else path
 
     old_files = [moved(path) for path in impl_files if Path(moved(path)).is_file()]
-    old_path = [moved(entry) if Path(entry).resolve() != HOUSE else entry for entry in sys.path]
+    old_path = [
+        moved(entry) if Path(entry).resolve() != HOUSE and Path(moved(entry)).is_dir() else entry for entry in sys.path
+    ]
     has_table = (tree / "impls" / "__init__.py").is_file()
     old = Side(tree=tree if has_table else HOUSE, impl_files=old_files, path=old_path)
     return old, Side(impl_files=impl_files)
