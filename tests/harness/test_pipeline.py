@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 
 import pytest
 import torch
@@ -169,6 +170,12 @@ def odd(**fields):
     return type("Odd", (Right,), fields)
 
 
+class StopsTheClock(Right):
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        time.perf_counter = None
+
+
 class Oddities(Right):
     ledger = {"odd": object(), 7: {1, 2}}
     kernels = ({"name": "k", "digest": b"\xff", "registers": torch.tensor(64)},)
@@ -186,6 +193,7 @@ TOYS = {
     "nothing": lambda spec: None,
     "lacks_all": lambda spec: type("Bare", (), {"plan": print, "launch": print})(),
     **{f"workspace_{size}": odd(workspace_bytes=size) for size in (None, -5, True, 1.5)},
+    "stops_the_clock": StopsTheClock,
     "odd_ledger": odd(ledger=None),
     "ledger_7": odd(ledger=7),
     "odd_kernels": odd(kernels=("k",)),
@@ -274,6 +282,7 @@ def test_without_bench_nothing_is_timed():
             (f"workspace_{size}", "failed", f"prepare: workspace_bytes must be a whole number of bytes, 0 or more (got {size})")
             for size in (None, -5, True, 1.5)
         ),
+        ("stops_the_clock", "failed", "check with plain inputs: "),
         ("odd_ledger", "failed", "prepare: ledger must map topics to remarks (got None)"),
         ("ledger_7", "failed", "prepare: ledger must map topics to remarks (got 7)"),
         ("odd_kernels", "failed", "prepare: kernels must be a sequence of mappings (got ('k',))"),
