@@ -56,7 +56,7 @@ class _Plain:
     ) -> Answer:
         """An answer to be equal to `like`, or right by `truth`; both are the original's where they are not given."""
         quantises = self.subject.entry.impl.quantises | rounds
-        known = truth or self.inputs.truth(0)
+        known = truth or self.inputs.truth(0, quantises)
         return Answer(pair, like or self.original, lambda: judge_attention(pair[0], pair[1], known, quantises))
 
     def require_blocks(self) -> None:
@@ -219,7 +219,7 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
         pool[index[1]] = pool[index[0]]
     inputs = plain.vary(case, key=key, value=value)
     copied = plain.attend(inputs)
-    truth = inputs.truth(0)
+    truth = inputs.truth(0, subject.entry.impl.quantises)
     yield plain.answer(copied, copied, truth)
     shared = tables.copy()
     shared[other, :count] = tables[owner, :count]

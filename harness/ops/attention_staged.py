@@ -125,7 +125,7 @@ class StagedAttention:
         return True
 
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
-        truth, out = self.inputs.truth(layer), self.outs[layer]
+        truth, out = self.inputs.truth(layer, quantises), self.outs[layer]
         return judge_attention(-out if layer in self._mirrored else out, self.lses[layer], truth, quantises=quantises)
 
     def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:

@@ -18,7 +18,7 @@ from harness.ops.attention_staged import StagedAttention, make_step
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import Layout
 from harness.ops.needles import num_rounds, plant
-from harness.truth import AttentionTruth, attention_truth
+from harness.truth import TO_FP8, AttentionTruth, attention_truth
 
 
 class AttentionOperator:
@@ -142,11 +142,11 @@ class AttentionInputs:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def truth(self, layer: int) -> AttentionTruth:
-        """Truth in float64, computed once a layer."""
-        made = self.layers[layer]
-        if made.truth is None:
-            made.truth = attention_truth(made.query, made.key, made.value, self.step, self.case.softmax_scale)
+    def truth(self, layer: int, quantises: frozenset[str] = frozenset()) -> AttentionTruth:
+        """Truth in float64, computed once a layer, and again where what is rounded to fp8 (of `quantises`) is another."""
+        made, to_fp8 = self.layers[layer], quantises & TO_FP8
+        if made.truth is None or made.truth.quantises != to_fp8:
+            made.truth = attention_truth(made.query, made.key, made.value, self.step, self.case.softmax_scale, to_fp8)
         return made.truth
 
     def stage(self, layout: Layout) -> StagedAttention:
