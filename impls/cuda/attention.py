@@ -143,7 +143,8 @@ class Attention:
         tail = (query.stride(0), out.stride(0), key_cache.stride(0), value_cache.stride(0), self._spec.scale)
         if len(self._verified) >= MOST_VERIFIED:
             self._verified.clear()
-        refs = tuple(weakref.ref(tensor) for tensor in (out, lse, query, key_cache, value_cache))
+        ref = weakref.ref
+        refs = (ref(out), ref(lse), ref(query), ref(key_cache), ref(value_cache))
         self._verified[pointers] = (self._num_tokens, refs, tail)
         return tail
 
