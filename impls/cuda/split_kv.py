@@ -10,11 +10,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.ops.dtypes import ITEMSIZE
 from harness.registry import Unsupported
 from impls.cuda.attention import DEFAULT_SHAPES, SIGNATURE, Attention, Shape, load
 from impls.cuda.builds import Build
-from impls.cuda.group import TIGHT_SHAPES, Group
+from impls.cuda.group import Group
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -22,14 +21,10 @@ if TYPE_CHECKING:
 MERGE_THREADS = 256
 MAX_SPLITS = MERGE_THREADS            # a thread of merge_splits takes one split's weight
 MAX_WORKSPACE_BYTES = 256 * 1024**2
-LONG_SPLIT = 1024                     # tokens: shorter splits of uneven rows cost more to merge than they even out
-WAVES = 8                             # CTAs of uneven rows for each that fits at once, which evens out their ends
+LONG_SPLIT = 1024                     # tokens: shorter splits pay only while SMs stand idle
+WAVES = 8                             # CTAs for each that fits at once, which evens out their ends
 
-#: what a plan reckons with, in the order of magnitude of an H200; only how splits compare follows from it
-BYTES_PER_S = 4e12                    # that all CTAs which fit at once read together
-MERGE_S = 3e-6                        # a second launch, and its reads one after the other
-
-SPLIT_SIGNATURE = SIGNATURE + "PPiii" # and split_sums, split_stats, num_rows, num_splits, min_split
+SPLIT_SIGNATURE = SIGNATURE + "PPi"   # and split_sums, split_stats, min_split
 MERGE_SIGNATURE = "PPPP PP iiii q"
 
 
@@ -49,18 +44,12 @@ class Splits:
         """Partial results of all rows; none where rows are never cut."""
         return self.count * self.split_bytes if self.count > 1 else 0
 
-    def items(self, num_rows: int, tokens: int) -> int:
-        """Splits that rows of so many tokens in all can have: a CTA each (times heads), unless rows share
-        blocks."""
-        return min(num_rows * self.count, num_rows + tokens // self.min_tokens)
-
 
 def plan_splits(spec: AttentionSpec, num_sms: int) -> Splits:
     """Choose splits for `spec` on a GPU of `num_sms`; the parameter `splits` overrides the number, 0 leaves it to us.
 
-    A pool that holds all sequences at full length is planned for just that: equal rows, in the number of splits that
-    takes the least time, one where the rows alone fill the SMs. A smaller pool says that few of them are long: then
-    as many splits of LONG_SPLIT tokens as even out the ends, and shorter ones where SMs would stand idle.
+    First as many as give every SM its CTAs, however short; then more, of LONG_SPLIT tokens, while that evens out the
+    ends. A pool smaller than all sequences at full length says that few of them are long: then the long ones count.
     Raises Unsupported when the number asked for is above MAX_SPLITS.
     """
     group = Group.of(Shape.of(spec))
@@ -74,38 +63,15 @@ def plan_splits(spec: AttentionSpec, num_sms: int) -> Splits:
     full = min(1.0, spec.num_blocks * spec.block_size / max(spec.max_num_seqs * longest, 1))
     ctas = max(math.ceil(spec.max_num_tokens * full), 1) * spec.num_kv_heads * group.parts
     resident = num_sms * group.ctas
-    most = max(min(math.ceil(longest / group.step), MAX_SPLITS, MAX_WORKSPACE_BYTES // max(split_bytes, 1)), 1)
-    if full == 1.0:
-        count = min(range(1, most + 1), key=lambda n: _seconds(n, longest, ctas, resident, group, split_bytes, spec))
-    else:
-        even = min(math.ceil(WAVES * resident / ctas), longest // LONG_SPLIT)
-        count = min(max(math.ceil(resident / ctas), even), most)
-    least = min(_length(longest, count, group), max(LONG_SPLIT // group.step, 1) * group.step)
-    return Splits(count=count, min_tokens=least, split_bytes=split_bytes)
-
-
-def _length(longest: int, count: int, group: Group) -> int:
-    """Tokens of each of `count` splits, in whole steps."""
-    return math.ceil(longest / count / group.step) * group.step
-
-
-def _seconds(
-    count: int, longest: int, ctas: int, resident: int, group: Group, split_bytes: int, spec: AttentionSpec
-) -> float:
-    """What `ctas` equal rows take in `count` splits: waves of CTAs, each a step longer than its tokens to start and end.
-
-    With up to two query heads, half the CTAs of a wave read as fast as all, being short of memory and not of arithmetic.
-    """
-    length = _length(longest, count, group)
-    waves, rest = divmod(ctas * math.ceil(longest / length), resident)
-    last = max(rest / resident, 0.5 if group.heads <= 2 else 1.0) if rest else 0.0
-    token_bytes = 2 * spec.head_dim * ITEMSIZE[spec.dtype]
-    reading = (waves + last) * (length + group.step) * resident * token_bytes / BYTES_PER_S
-    return reading + (MERGE_S + 2 * count * split_bytes / BYTES_PER_S if count > 1 else 0.0)
+    fill = min(math.ceil(resident / ctas), math.ceil(longest / group.step))
+    even = min(math.ceil(WAVES * resident / ctas), longest // LONG_SPLIT)
+    count = max(min(max(fill, even), MAX_SPLITS, MAX_WORKSPACE_BYTES // max(split_bytes, 1)), 1)
+    least = min(max(math.ceil(longest / count), group.step), LONG_SPLIT)
+    return Splits(count=count, min_tokens=math.ceil(least / group.step) * group.step, split_bytes=split_bytes)
 
 
 class SplitKv(Attention):
-    """Grid items * num_kv_heads * parts, then one CTA a (query token, query head) to merge."""
+    """Grid (num_tokens * num_kv_heads * parts, splits), then one CTA a (query token, query head) to merge."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
@@ -131,10 +97,9 @@ class SplitKv(Attention):
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
         spec, splits = self._spec, self._splits
-        items = splits.items(self._num_tokens, spec.max_q_len * spec.num_blocks * spec.block_size)
+        ctas = self._num_tokens * spec.num_kv_heads * self._group.parts
         self._split(
-            (items * spec.num_kv_heads * self._group.parts, 1, 1), self._group.threads, stream,
-            *values, self._sums, self._stats, self._num_tokens, splits.count, splits.min_tokens,
+            (ctas, splits.count, 1), self._group.threads, stream, *values, self._sums, self._stats, splits.min_tokens
         )
         if splits.count == 1:
             return
@@ -154,10 +119,7 @@ def count_sms(device: str) -> int:
 
 def build(shape: Shape) -> Build:
     """The kernel that attends to one split."""
-    group = Group.of(shape)
-    return Build(
-        source="split_kv.cu", entry="split_kv", macros=shape.macros() | group.macros(), shared_bytes=group.shared_bytes
-    )
+    return Build(source="split_kv.cu", entry="split_kv", macros=shape.macros() | Group.of(shape).macros())
 
 
 def build_merge(shape: Shape) -> Build:
@@ -168,7 +130,7 @@ def build_merge(shape: Shape) -> Build:
 
 def builds(arch: str) -> list[Build]:
     """Builds that stand for all; the same on every architecture."""
-    return [build(shape) for shape in DEFAULT_SHAPES + TIGHT_SHAPES] + [build_merge(shape) for shape in DEFAULT_SHAPES[:3]]
+    return [build(shape) for shape in DEFAULT_SHAPES] + [build_merge(shape) for shape in DEFAULT_SHAPES[:3]]
 
 
 prepare = SplitKv
