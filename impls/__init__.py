@@ -70,7 +70,7 @@ IMPLS: tuple[Impl, ...] = (
         prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
         limits=Limits(max_head_dim=512), available="impls.triton.interpreter:why_missing",
         # K and V lie behind a table entry: Triton's pipeline holds one tile of them at 3 or 4 stages, two from 5 on.
-        timed=("cuda",), max_work={"cpu": 1e8},  # the interpreter: a second for some 40 million operations
+        timed=("cuda",), max_work={"cpu": 3e7},  # the interpreter: 40 million operations a second
         params={"splits": (0, 1, 2, 4, 8, 16, 32, 64), "tile": (0, 32, 64, 128), "warps": (0, 2, 4, 8), "stages": (5, 3, 2, 7)},
         note="chunks of equal length, merged by a second kernel; 0 is planned",
     ),
@@ -90,6 +90,7 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="triton.cache_write", op="cache_write", prepare="impls.triton.cache_write:prepare",
         layouts=(HND, NHD, KV_NHD), available="impls.triton.interpreter:why_missing", timed=("cuda",),
+        max_work={"cpu": 1e7},  # the interpreter: a millisecond a token
         note="one program a token",
     ),
     # block_copy
