@@ -19,7 +19,7 @@ Launch = Callable[[], object]
 
 #: Seconds of work in one graph, so that what its launch costs is below a hundredth.
 GRAPH_S = 1e-3
-#: Seconds of work in one visit, and in each of the ten measurements of a second opinion.
+#: Seconds of work in one visit, and in each of the six measurements of a second opinion.
 VISIT_S, SECOND_S = 20e-3, 6e-3
 #: Seconds that the host may take to capture one graph: it bounds the sets that a row of many small kernels rotates over.
 CAPTURE_S = 0.25
@@ -149,7 +149,7 @@ class GraphTimer:
                 _between_events(self._graph.replay, self._estimate, seconds=SECOND_S),
                 _between_events(twice.replay, 2 * self._estimate, seconds=SECOND_S),
             )
-            for _ in range(5)
+            for _ in range(3)
         ]
         return statistics.median(both - once for once, both in pairs) / self._per_replay
 
