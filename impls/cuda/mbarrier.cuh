@@ -36,14 +36,17 @@ __device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
         : "memory");
 }
 
-// Copy `bytes` and let the barrier's present phase expect them. Both addresses and the size in multiples of 16 bytes.
-// The form for any CTA of a cluster (.shared::cluster) becomes a call with a stack on sm_120.
+// Copy `bytes` that are read once, and let the barrier's present phase expect them. Both addresses and the size in multiples
+// of 16 bytes. The form for any CTA of a cluster (.shared::cluster) becomes a call with a stack on sm_120.
 __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
+    unsigned long long policy;    // what is not read again is the first to leave L2, which else writes back what was left there
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile(
-        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(shared_address(barrier))
+        "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }
 

@@ -3,7 +3,8 @@
 //   part      query heads of one KV head that a warp takes at once; all of a group up to 16
 //   tile      kTile tokens of one sequence, the last one perhaps fewer, for one part
 //   row       all tiles of all sequences for one part, in order, then (`rounds` times) for the part `lanes` further on
-//   lanes     parts that walk the same row side by side, so that all heads of a block are read at about the same time
+//   lanes     parts that walk the same row side by side, so that heads of a block are read at about the same time; a few teams
+//             may be left over, and have no share
 //   share     an equal part of a row: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
 //   segment   what a share holds of one sequence
 //

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
-MAX_SHARES = 4       # that a sequence should be spread over: more partials cost more than a team's merge
+LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
+IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 
 #: and sums, stats, arrived | lanes
@@ -87,17 +88,19 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """The fewest warps whose shares are so long that MAX_SHARES of them hold the longest sequence.
+    """All warps of a CTA, up to `most`, where shares are short, else half of them; both as measured, docs/kernels.md.
 
-    Warps alone need no merge inside the CTA. The pool bounds how much there is in all: in a small one, few sequences are long.
+    The pool bounds how much there is in all: in a small one, few sequences are long.
     """
     longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
     tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
-    share = max(tiles * spec.num_kv_heads * parts / num_warps, 1.0)
-    team = 1
-    while team < most and longest / (share * team) > MAX_SHARES:
-        team *= 2
-    return team
+    share = tiles * spec.num_kv_heads * parts / num_warps
+    return max(most // 2, 1) if share >= LONG_SHARE else most
+
+
+def count_lanes(num_teams: int, num_heads: int) -> int:
+    """How many parts teams take side by side: as many as leave no more than IDLE of the teams without work."""
+    return max(lanes for lanes in range(1, num_heads + 1) if num_heads % lanes == 0 and num_teams % lanes <= IDLE * num_teams)
 
 
 def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
@@ -132,7 +135,7 @@ class TensorCore(Attention):
 
         num_heads = spec.num_kv_heads * self._teams.parts
         num_teams = self._num_ctas * self._teams.warps // self._teams.team
-        self._lanes = math.gcd(num_teams, num_heads)
+        self._lanes = count_lanes(num_teams, num_heads)
         rows = num_teams * 2 * self._teams.heads  # two ends of every share
         counters = max(spec.max_num_seqs * num_heads, 1)
         self._workspace = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
