@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 import pytest
 
@@ -60,7 +59,10 @@ def test_teams_follow_from_capacities(spec, team):
 
 @pytest.mark.parametrize(
     ("num_teams", "num_heads", "lanes"),
-    [(132, 8, 8), (264, 8, 8), (264, 32, 32), (132, 2, 2), (132, 1, 1), (132, 100, 10), (132, 71, 1), (1056, 71, 71), (7, 8, 1), (1, 4, 1)],
+    [
+        (132, 8, 8), (264, 8, 8), (264, 32, 32), (132, 2, 2), (132, 1, 1), (132, 100, 10), (132, 71, 1), (1056, 71, 1), (7, 8, 1),
+        (1, 4, 1),
+    ],
 )
 def test_as_many_heads_side_by_side_as_leave_few_teams_idle(num_teams, num_heads, lanes):
     """A divisor of the heads; at most a twentieth of the teams has no share."""
