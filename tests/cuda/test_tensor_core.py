@@ -60,8 +60,8 @@ def test_teams_follow_from_capacities(spec, team):
 @pytest.mark.parametrize(
     ("num_teams", "num_heads", "lanes"),
     [
-        (132, 8, 8), (264, 8, 8), (264, 32, 32), (132, 2, 2), (132, 1, 1), (132, 100, 10), (132, 71, 1), (1056, 71, 1), (7, 8, 1),
-        (1, 4, 1),
+        (132, 8, 8), (264, 8, 8), (264, 32, 32), (132, 2, 2), (132, 1, 1), (132, 100, 10), (132, 71, 1), (1056, 71, 1),
+        (7, 8, 1), (1, 4, 1),
     ],
 )
 def test_as_many_heads_side_by_side_as_leave_few_teams_idle(num_teams, num_heads, lanes):
