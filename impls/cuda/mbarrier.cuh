@@ -50,9 +50,10 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
         : "memory");
 }
 
-// Copy 16 bytes, both addresses multiples of 16, without the L1 cache; see `arrive_after_copies`.
+// Copy 16 bytes, both addresses multiples of 16, without the L1 cache; see `arrive_after_copies`. L2 is asked for whole lines of
+// 128 bytes, which the neighbouring lanes want, too: it would fetch them in halves.
 __device__ __forceinline__ void copy_chunk(void* shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 
 // Arrive once all chunks have landed that this thread copies.
