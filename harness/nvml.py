@@ -74,6 +74,43 @@ class Nvml:
         """Memory in use on the GPU by everyone."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
+    def utilisation(self) -> float | None:
+        """The share of the last sample period, a sixth of a second to a second, in which any kernel ran."""
+        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
+        return None if rates is None else rates.gpu / 100
+
+    def max_clocks_mhz(self) -> tuple[int, int] | None:
+        """The highest SM and memory clock that this GPU can be set to."""
+        nvml = self._nvml
+        clocks = [
+            self._ask(lambda handle, kind=kind: nvml.nvmlDeviceGetMaxClockInfo(handle, kind))
+            for kind in (nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM)
+        ]
+        return None if None in clocks else (clocks[0], clocks[1])
+
+    def memory_bytes_per_s(self) -> float | None:
+        """What the memory's pins can carry at its highest clock, at two transfers a cycle."""
+        clocks, bits = self.max_clocks_mhz(), self._ask(self._nvml.nvmlDeviceGetMemoryBusWidth)
+        return None if clocks is None or bits is None else 2 * clocks[1] * 1e6 * bits / 8
+
+    def memory_faults(self) -> tuple[str, ...]:
+        """What speaks against the GPU's memory: errors that ECC could not correct, repairs that wait for a reset."""
+        nvml = self._nvml
+        errors = self._ask(
+            lambda handle: nvml.nvmlDeviceGetTotalEccErrors(
+                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            )
+        )
+        _, _, pending, failed = self._ask(nvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
+        retiring = self._ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus)
+        found = (
+            (errors, f"{errors} uncorrected ECC errors since the driver was loaded"),
+            (pending, "a row remapping pending"),
+            (failed, "a row remapping failed"),
+            (retiring, "a page retirement pending"),
+        )
+        return tuple(text for is_so, text in found if is_so)
+
     def driver(self) -> str:
         """The driver's version."""
         version = self._nvml.nvmlSystemGetDriverVersion()

@@ -1,8 +1,12 @@
-"""`doctor`: what this machine has, and for each thing it lacks, why."""
+"""`doctor`: what this machine has, and for each thing it lacks, why.
+
+`doctor --strict` asks instead whether a GPU runner is fit to judge by, and exits 1 with a line for each thing that is not so.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -10,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from harness.names import UsageError
 from harness.registry import default_registry
 
 
@@ -19,10 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "--impl-file", action="append", default=[], metavar="PATH", help="a Python file with a table IMPLS of your own"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 unless this is a runner to judge by: one GPU, idle, at its clock"
+    )
+    parser.add_argument(
+        "--sm-clock", type=int, metavar="MHZ", help="for --strict: the clock that the GPU is locked to (default: its highest)"
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print what was found; always good, since a machine without a GPU is no error."""
+    """Print what was found; good without --strict, since a machine without a GPU is no error."""
+    if arguments.strict:
+        return _strict(arguments)
+    if arguments.sm_clock is not None:
+        raise UsageError("--sm-clock says what --strict expects; give both")
     found = examine(arguments.impl_file)
     if arguments.json:
         print(json.dumps(found))
@@ -33,6 +48,20 @@ def main(arguments: argparse.Namespace) -> int:
         for name, fact in facts.items():
             print(f"  {name.ljust(width)}  {fact}")
     return 0
+
+
+def _strict(arguments: argparse.Namespace) -> int:
+    from harness.preflight import preflight
+
+    findings, measured = preflight(arguments.sm_clock)
+    if arguments.json:
+        print(json.dumps({"findings": [dataclasses.asdict(finding) for finding in findings], "selftest": measured}))
+    else:
+        for finding in findings:
+            print(finding)
+        if not findings:
+            print("fit to judge by: one GPU, idle, at its clock, memory in order")
+    return int(bool(findings))
 
 
 def examine(impl_files: list[str]) -> dict[str, dict[str, str]]:
