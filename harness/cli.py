@@ -33,6 +33,7 @@ COMMANDS = {
     "history": ("harness.commands.history", "rows over revisions, and the steps in them", "pagedbench history show"),
     "ab": ("harness.commands.ab", "two revisions or implementations, measured in turn", "pagedbench ab main --suite quick"),
     "calibrate": ("harness.commands.calibrate", "how often the gate errs, measured", "pagedbench calibrate --suite smoke"),
+    "ci": ("harness.commands.ci", "all that a GPU runner does for a change, and one summary", "pagedbench ci --allow-unsure"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
     "fuzz": ("harness.commands.fuzz", "check random cases; failures are shrunk", "pagedbench fuzz --minutes 5 --impl 'cuda.*'"),

@@ -75,3 +75,22 @@ def worktree(reference: str, root: Path = HOUSE) -> Iterator[Path]:
             yield tree
         finally:
             git("worktree", "remove", "--force", str(tree))
+
+
+def merge_base(reference: str, root: Path) -> str:
+    """The commit at which the checkout `root` left `reference`; where it never left, as after a push, the one before its own.
+
+    Raises UsageError where there is no such commit.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            why = done.stderr.strip() or "they have no commit in common"
+            raise UsageError(f"no commit of {root} to compare with at {reference!r}: {why}; was the history fetched?")
+        return done.stdout.strip()
+
+    tip = git("rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
+    head = git("rev-parse", "--verify", "HEAD")
+    base = git("merge-base", tip, head)
+    return base if base != head else git("rev-parse", "--verify", "HEAD^")

@@ -24,7 +24,7 @@ from harness.pytest_json import load_pytest_json
 from harness.record import Record
 from harness.registry import matches
 from harness.report import units, verdicts
-from harness.store import Appender, load, new_run
+from harness.store import Appender, load, new_run, write_json
 from harness.words import printable
 
 
@@ -51,7 +51,7 @@ def add_judging(parser: argparse.ArgumentParser) -> None:
     add("--group", choices=GROUPS, help="one verdict an implementation: its worst row's, or its geometric mean's")
     add("--strict-peers", action="store_true", help="peers count for the exit code, too")
     add("--json", action="store_true", help="print the comparison as JSON")
-    add("--out", type=path_of, metavar="DIR", help="where summary.md goes (default: beside the new run's records)")
+    add("--out", type=path_of, metavar="DIR", help="where summary.md and comparison.json go (default: beside the new run)")
 
 
 def share_of(text: str) -> float:
@@ -170,13 +170,15 @@ def _rerun(rows: Sequence[Judged], arguments: argparse.Namespace) -> list[Record
 
 
 def tell(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: Path) -> int:
-    """Print a comparison, write summary.md, and return the exit code."""
+    """Print a comparison, write summary.md and comparison.json, and return the exit code."""
     folder = arguments.out or (run if run.is_dir() else run.parent)
     folder.mkdir(parents=True, exist_ok=True)
     summary = folder / "summary.md"
     summary.write_text(verdicts.markdown(comparison), encoding="utf-8", errors="backslashreplace")
+    data = verdicts.plain_data(comparison)
+    write_json(folder / "comparison.json", data)
     if arguments.json:
-        print(json.dumps(verdicts.plain_data(comparison), indent=1))
+        print(json.dumps(data, indent=1))
     else:
         print(verdicts.terminal(comparison))
         print(f"summary: {summary}")

@@ -50,6 +50,12 @@ def _legend(groups: Sequence[rows.CaseRows]) -> list[str]:
     return [" ".join(said)] if said else []
 
 
+def overview(records: Sequence[Record]) -> str:
+    """Return the table of the fastest by case alone, with what its marks mean; "" where no row has a time."""
+    timed = [group for group in rows.by_case(records) if group.timed]
+    return "\n\n".join([_overview(timed), *_legend(timed)]) if timed else ""
+
+
 def _overview(groups: Sequence[rows.CaseRows]) -> str:
     """One line a case: the fastest of ours and of the peers, and how far the best is from the ceiling."""
     lines = []

@@ -213,6 +213,7 @@ def plain_data(comparison: Comparison) -> dict[str, Any]:
         "old": comparison.old,
         "new": comparison.new,
         "exit_code": comparison.exit_code,
+        "headline": headline(comparison),
         "counts": comparison.counts,
         "threshold": comparison.threshold if comparison.threshold is not None else dict(compare.THRESHOLD),
         "rows": [_row_data(row) for row in comparison.judged],
