@@ -6,10 +6,12 @@ run, which revision, the message. Both are committed: git keeps what they were b
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +77,20 @@ def read_log(baseline: Path) -> list[Mapping[str, Any]]:
     return entries
 
 
+@contextlib.contextmanager
+def locked(baseline: Path) -> Iterator[None]:
+    """Wait until nobody else changes the baselines of this folder, which is made if need be; then it is ours."""
+    baseline.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(baseline.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_baseline(file: Path, records: Sequence[Record], entry: Mapping[str, Any]) -> None:
-    """Make `records` the baseline, whole or not at all, and append `entry` to its log."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Make `records` the baseline, whole or not at all, and append `entry` to its log; the caller holds `locked`."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_text("".join(f"{record.to_line()}\n" for record in records), encoding="utf-8")
     line = json.dumps(entry, sort_keys=True) + "\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.accept import OBSTACLES, lost, obstacles
-from harness.baseline import BASELINES, baseline_of, load_baseline, read_log, write_baseline
+from harness.baseline import BASELINES, baseline_of, load_baseline, locked, read_log, write_baseline
 from harness.commands.selection import add_device
 from harness.match import latest
 from harness.names import UsageError, path_of, split_names
@@ -47,15 +47,21 @@ def main(arguments: argparse.Namespace) -> int:
     if len(devices) > 1:
         raise UsageError(f"{arguments.run} holds records of {' and '.join(devices)}; a baseline is of one device")
     file = baseline_of(devices[0], arguments.baselines)
-    before = load_baseline(devices[0], arguments.baselines)[0] if file.is_file() else []
-    kept = lost(records, before) if arguments.merge else []
+    before = _before(file)
     here = None if "device" in allowed else _device_here(arguments.device)
     against = obstacles(records, here, [] if arguments.merge else before)
     _refuse(arguments.run, {name: lines for name, lines in against.items() if name not in allowed})
     entry = _entry(arguments, records, {name: len(lines) for name, lines in against.items()})
-    write_baseline(file, [*records, *kept], {**entry, "kept": len(kept)})
+    with locked(file):
+        kept = lost(records, _before(file)) if arguments.merge else []  # somebody may have merged meanwhile
+        write_baseline(file, [*records, *kept], {**entry, "kept": len(kept)})
     _tell(file, records, kept)
     return 0
+
+
+def _before(file: Path) -> list[Record]:
+    """The present baseline; none is no rows."""
+    return load_baseline(file.stem, file.parent)[0] if file.is_file() else []
 
 
 def _allowed(texts: Sequence[str]) -> set[str]:

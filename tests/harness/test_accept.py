@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import replace
 
 import pytest
@@ -129,6 +130,51 @@ def test_a_baseline_of_another_schema_is_refused_by_name(tmp_path):
 
     with pytest.raises(UsageError, match=r"jsonl:1: a record of schema 7, this version reads and writes 1"):
         baseline(tmp_path)
+
+
+def test_compare_refuses_a_baseline_of_another_schema(tmp_path, capsys):
+    """Exit code 2, the file, both schemas and the way out; no row is called MISSING."""
+    accept(tmp_path, run(2))
+    file = baseline_of("nvidia-h200", tmp_path / "baselines")
+    file.write_text(file.read_text().replace('"schema":1', '"schema":7'))
+    new = save(tmp_path / "new", run(2))
+
+    assert main(["compare", str(new), "--baselines", str(tmp_path / "baselines")]) == 2
+    said = capsys.readouterr()
+    assert f"{file}:1: a record of schema 7, this version reads and writes 1; measure again" in said.err
+    assert "MISSING" not in said.out
+
+
+def _merge_one(tmp_path, start, number):
+    """Accept one row into the baseline, at the same moment as the others."""
+    folder = save(tmp_path / f"part{number}", [row(case=f"case.{number}")])
+    start.wait()
+    main(["accept", str(folder), "-m", f"part {number}", "--merge", "--baselines", str(tmp_path / "baselines")])
+
+
+def test_processes_that_merge_at_once_lose_nothing(tmp_path):
+    """Each reads the baseline, adds its row and writes it: every row is there, and every line of the log."""
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(6)
+    writers = [context.Process(target=_merge_one, args=(tmp_path, start, number)) for number in range(6)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+
+    assert {record.case for record in baseline(tmp_path)} == {f"case.{number}" for number in range(6)}
+    log = read_log(baseline_of("nvidia-h200", tmp_path / "baselines"))
+    assert {entry["message"] for entry in log} == {f"part {number}" for number in range(6)}
+
+
+def test_a_run_accepted_twice_changes_the_log_alone(tmp_path):
+    """Nor does a clock that has gone back between the two."""
+    accept(tmp_path, run(3, started_at="2031-01-01T00:00:00+00:00"))
+    accept(tmp_path, run(3, started_at="1999-01-01T00:00:00+00:00"), message="again")
+    new = save(tmp_path / "new", run(3, started_at="1999-01-01T00:00:00+00:00"))
+
+    assert baseline(tmp_path) == run(3, started_at="1999-01-01T00:00:00+00:00")
+    assert main(["compare", str(new), "--baselines", str(tmp_path / "baselines")]) == 0
 
 
 def test_a_torn_line_in_the_baseline_or_its_log_harms_no_other(tmp_path):
