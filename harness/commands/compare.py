@@ -89,6 +89,8 @@ def read(path: Path) -> list[Record]:
     """Records of a run or of pytest-benchmark's JSON; what was skipped is told. UsageError where there are none."""
     if path.suffix == ".json":
         records: list[Record] = load_pytest_json(path)
+        if any(record.launch_s and len(record.launch_s.samples) == 1 for record in records):
+            _warn([f"{path}: rows with one round, or saved without their rounds, are UNSURE; --benchmark-save-data keeps them"])
     else:
         records, problems = load(path)
         _warn(problems)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -455,7 +458,10 @@ def test_a_file_without_its_rounds_is_unsure(tmp_path, capsys):
     old, new = pytest_json(tmp_path / "a.json"), pytest_json(tmp_path / "b.json", 1.2, data=False)
 
     assert main(["compare", old, new]) == 3
-    assert "has 1 samples of it" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "has 1 samples of it" in said.out
+    assert said.err.startswith(f"pagedbench: {new}: ")
+    assert said.err.endswith("--benchmark-save-data keeps them\n")
 
 
 def test_rows_of_our_plugin_keep_their_names_and_visits(tmp_path):
@@ -481,3 +487,27 @@ def test_another_json_is_refused_by_name(tmp_path, capsys, text):
 
     assert main(["compare", str(file)]) == 2
     assert str(file) in capsys.readouterr().err
+
+
+PEOPLE = """
+import os
+
+def test_sum(benchmark):
+    benchmark(lambda: [sum(range(2000)) for _ in range(int(os.environ["WORK"]))])
+"""
+
+
+@pytest.mark.parametrize(("work", "code"), [("1", 0), ("3", 1)])
+def test_files_that_pytest_benchmark_itself_writes_are_compared(tmp_path, capsys, work, code):
+    """Somebody who has never heard of us: two saved runs of a test, and three times the work in the second."""
+    (tmp_path / "test_people.py").write_text(PEOPLE)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_people.py", "--benchmark-max-time=0.2"]
+    for name, amount in (("old", "1"), ("new", work)):
+        environment = {**os.environ, "WORK": amount}
+        asked = [*words, f"--benchmark-json={name}.json"]
+        done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    files = [str(tmp_path / f"{name}.json") for name in ("old", "new")]
+    assert main(["compare", *files, "--threshold", "60%"]) == code
+    assert ("1 SLOWER" if code else "1 SAME") in capsys.readouterr().out
