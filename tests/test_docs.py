@@ -17,7 +17,7 @@ from harness.store import load
 from impls.cuda import toolkit
 
 HOUSE = Path(__file__).resolve().parent.parent
-PAGES = sorted([HOUSE / "README.md", *(HOUSE / "docs").glob("*.md")])
+PAGES = sorted([HOUSE / "README.md", *(HOUSE / "docs").rglob("*.md")])
 GUIDE = HOUSE / "docs" / "adding-a-kernel.md"
 BASELINE = HOUSE / "results" / "baselines" / "nvidia-h200.jsonl"
 
@@ -84,7 +84,7 @@ def test_the_cuda_kernel_compiles(tmp_path):
     assert {kernel.resources["spill_bytes"] for kernel in kernels} == {0}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name if page.parent == HOUSE else f"docs/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(HOUSE)))
 def test_links_lead_somewhere(page):
     """Relative links name files that are there."""
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))

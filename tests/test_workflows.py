@@ -95,3 +95,7 @@ def test_the_example_is_ten_lines_and_gives_the_action_what_it_takes():
 
     assert len(text.splitlines()) == 10
     assert {name for name, one in inputs.items() if one.get("required")} <= given <= set(inputs)
+
+
+def test_the_page_shows_the_example_as_it_is():
+    assert f"```yaml\n{EXAMPLE.read_text()}```" in (HOUSE / "docs" / "regressions.md").read_text(encoding="utf-8")
