@@ -23,7 +23,7 @@ from typing import Any
 
 from harness.baseline import BASELINES, baseline_of
 from harness.commands.compare import share_of
-from harness.commands.selection import add_device, add_selection
+from harness.commands.selection import add_selection
 from harness.gate import Job, Step, outcome
 from harness.names import UsageError, path_of, text_of
 from harness.rooms import HOUSE
@@ -38,8 +38,8 @@ _RESULTS = {0: "good", 1: "bad", 2: "error", 3: "unsure", None: "not done"}
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add_selection(parser)
-    add_device(parser)
     add = parser.add_argument
+    add("--device", type=text_of, metavar="NAME", help="cpu, which leaves out the pre-flight, or cuda (default: the one GPU)")
     add("--check-suite", default="edges", type=text_of, metavar="NAME", help="what is checked first (default: %(default)s)")
     add("--base", type=text_of, metavar="REF", help="a revision, whose merge base with this checkout is measured beside it, or "
         "a folder (default: $PAGEDBENCH_BASE, else origin/main or the branch that the pull request is for)")  # fmt: skip
