@@ -16,8 +16,9 @@ from harness.ops.case import Case
 from harness.options import RELATIONS, Options
 from harness.record import Record
 from harness.registry import Entry, Registry
-from harness.supervisor import Supervisor, Work
+from harness.supervisor import Supervisor
 from harness.words import printable
+from harness.work import Work
 
 Rows = list[tuple[Case, Entry]]
 

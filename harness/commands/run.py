@@ -28,8 +28,9 @@ from harness.registry import Entry, Registry
 from harness.resume import Begun
 from harness.rooms import load_room
 from harness.sanitize import TOOLS, Sanitized, find_program
-from harness.supervisor import STALL_S, Supervisor, Work
+from harness.supervisor import Supervisor
 from harness.words import printable
+from harness.work import STALL_S, Work
 
 RUNS = Path("results/runs")
 

@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import supervisor
+from harness import workers
 from harness.names import UsageError
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.layouts import HND
 from harness.options import Options
 from harness.registry import Entry, Impl, load_file
-from harness.supervisor import Supervisor, Work
+from harness.supervisor import Supervisor
+from harness.work import Work
 
-HOUSE = Path(supervisor.__file__).parent.parent
+HOUSE = Path(workers.__file__).parent.parent
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
 OTHER = BlockCopyCase(name="copy.other", num_kv_heads=1, head_dim=16, block_size=4, num_copies=2, num_blocks=16)
 
@@ -106,7 +107,7 @@ while True:
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    monkeypatch.setattr(supervisor, "_START", STAND_IN)
+    monkeypatch.setattr(workers, "_START", STAND_IN)
 
 
 def entry(name, **fields):
@@ -168,7 +169,7 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
         assert died == status
         assert says.replace("copy.tiny", case) in reason
         assert f"check {case} toy.{name}[HND]" in reason
-        assert len(reason) < 2 * supervisor.LAST_WORDS
+        assert len(reason) < 2 * workers.LAST_WORDS
     assert boss.facts["spent_s"] == {"check": 1.5}
     assert time.monotonic() - begin < 30
 
@@ -176,8 +177,8 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
 @pytest.fixture
 def starts(monkeypatch):
     """Counts the workers that are started."""
-    pids, start = [], supervisor._Worker.__init__
-    monkeypatch.setattr(supervisor._Worker, "__init__", lambda self: (start(self), pids.append(self._process.pid))[0])
+    pids, start = [], workers.Worker.__init__
+    monkeypatch.setattr(workers.Worker, "__init__", lambda self: (start(self), pids.append(self._process.pid))[0])
     return pids
 
 
