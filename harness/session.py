@@ -20,7 +20,7 @@ from harness.nvml import Nvml, NvmlMissing
 from harness.ops.case import Case
 from harness.options import Options
 from harness.pipeline import CaseRun, Progress
-from harness.record import Record
+from harness.record import Record, unit_of
 from harness.registry import Entry, Registry
 from harness.row import Row
 from harness.selftest import doubts, selftest
@@ -148,6 +148,7 @@ class Session:
             flags=tuple(row.flags),
             device=self.device.slug,
             device_kind=self.device.kind,
+            unit=unit_of(dataclasses.asdict(self.device)),
             toolchain=toolchain(),
             launch_s=summary,
             traffic_bytes=row.case.traffic_bytes,

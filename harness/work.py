@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.names import UsageError
 from harness.ops import case_from_json
-from harness.record import Record
+from harness.record import Record, unit_of
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -99,6 +99,7 @@ def lost_record(work: Work, facts: Mapping[str, Any], status: str, reason: str, 
         reason=reason,
         device=device["slug"],
         device_kind=device["kind"],
+        unit=unit_of(device),
         toolchain=facts["toolchain"],
         traffic_bytes=case.traffic_bytes,
         flops=case.flops,

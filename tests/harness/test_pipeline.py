@@ -249,6 +249,7 @@ def test_what_is_right_is_timed():
     assert record.ledger["timed"] == "wall clock"
     assert "2 sets in rotation" in record.ledger["inputs"]
     assert (record.device_kind, record.nvml, record.power_w, record.host_s) == ("cpu", {}, None, None)
+    assert record.unit == {"name": "cpu"}
 
 
 def test_without_bench_nothing_is_timed():

@@ -83,7 +83,7 @@ STARTS = {"exit5": lambda: words("no libtorch", lambda: os._exit(5)), "error": l
 
 if asked["run"] in STARTS:
     STARTS[asked["run"]]()
-tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
+tell(hello={"device": {"slug": "toy", "kind": "cpu", "name": "toy:1", "uuid": "TOY-1"}, "toolchain": {"pid": os.getpid()}})
 if asked["run"] == "mute":
     os._exit(6)
 while True:
@@ -101,7 +101,7 @@ while True:
     if not line:
         break
     asked = json.loads(line)
-    tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
+    tell(hello={"device": {"slug": "toy", "kind": "cpu", "name": "toy:1", "uuid": "TOY-1"}, "toolchain": {"pid": os.getpid()}})
 """
 
 
@@ -229,6 +229,7 @@ def test_a_lost_record_is_as_full_as_can_be(stand_in):
     assert (record.case, record.case_digest, record.shape) == (TINY.name, TINY.digest, TINY.to_json())
     assert (record.device, record.device_kind, record.layout, record.role) == ("toy", "cpu", "HND", "implementation")
     assert (record.traffic_bytes, record.flops, record.launch_s) == (TINY.traffic_bytes, 0, None)
+    assert record.unit == {"name": "toy:1", "uuid": "TOY-1"}
 
 
 def test_a_death_after_a_record_loses_nothing(stand_in):
