@@ -55,6 +55,7 @@ class Session:
         self.options, self.registry, self.run, self.isolated = options, registry, run, isolated
         self.spent_s: dict[str, float] = {}
         self.device: Device = find_device(device)
+        self.device.make_current()
         self.nvml, self.nvml_missing = _find_nvml(self.device)
         _take_library_workspaces(self.device)
         self.selftest = selftest(self.device, self.nvml) if options.bench else {}
