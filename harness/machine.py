@@ -16,8 +16,8 @@ from harness.workers import Spare
 class LocalLane:
     """One device of this machine; its worker is kept from one case to the next, and replaced when it dies."""
 
-    def __init__(self, work: Work, device: str | None) -> None:
-        self.name = device or "default"
+    def __init__(self, work: Work, device: str) -> None:
+        self.name = device
         self.work = dataclasses.replace(work, device=device, rows=())
         self._spare = Spare()
 

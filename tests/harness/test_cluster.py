@@ -233,6 +233,78 @@ def test_a_lane_that_is_done_puts_its_things_away_and_a_lost_one_is_killed():
     assert len(ray.killed) == 3
 
 
+class NodeRay:
+    """Ray as an actor sees it, on the GPU numbered 3 of a node."""
+
+    @staticmethod
+    def remote(kind):
+        return kind
+
+    @staticmethod
+    def get_gpu_ids():
+        return [3]
+
+    @classmethod
+    def get_runtime_context(cls):
+        return cls
+
+    @staticmethod
+    def get_node_id():
+        return "0123456789abcdef"
+
+
+class ToyNode:
+    def __init__(self, asked):
+        self.asked = asked
+
+    def introduce(self):
+        return {"asked": self.asked}
+
+    def measure(self, rows):
+        raise UsageError(f"nothing is measured of {rows}")
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def actor(monkeypatch):
+    """Makes what runs on a node, told what the driver's code is."""
+    monkeypatch.setitem(sys.modules, "ray", NodeRay)
+    monkeypatch.setattr("platform.node", lambda: "gpu-7")
+    monkeypatch.setattr(node, "Node", ToyNode)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return lambda identity: cluster._actor(NodeRay)({"run": "r"}, identity, str(HOUSE))
+
+
+def test_an_actor_answers_for_its_node(actor):
+    """With the node's name; what is wrong usage there is so here, and nothing is no error."""
+    here = actor(node.identity())
+
+    assert here.answer("introduce") == {"asked": {"run": "r"}, "node": "gpu-7/01234567:3"}
+    assert here.answer("measure", "rows") == {"error": "nothing is measured of rows"}
+    assert here.answer("close") == {"node": "gpu-7/01234567:3"}
+
+
+def test_a_node_with_other_code_is_refused_by_name(actor):
+    """Before it is sent anything to run."""
+    here = actor({"version": "9.9.9", "code": "0"})
+
+    assert here.answer("introduce") == {
+        "error": f"gpu-7/01234567:3 has another pagedbench, {node.identity()}; here is {{'version': '9.9.9', 'code': '0'}}"
+    }
+    assert here.node is None
+
+
+def test_a_node_without_pagedbench_is_refused_by_name(actor, monkeypatch):
+    """It cannot say so with our code, so Ray sends the line along."""
+    here = actor(node.identity())
+    monkeypatch.delattr("harness.node")
+    monkeypatch.setitem(sys.modules, "harness.node", None)
+
+    assert here.answer("introduce")["error"].startswith("gpu-7/01234567:3 has no pagedbench of this revision: ")
+
+
 def test_without_ray_there_is_one_line(monkeypatch, capsys, tmp_path):
     """It says how to get it, and no run is begun."""
     monkeypatch.setitem(sys.modules, "ray", None)
