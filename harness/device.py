@@ -41,6 +41,11 @@ class Device:
     def index(self) -> int:
         return int(self.name.partition(":")[2] or 0)
 
+    def make_current(self) -> None:
+        """Make it the one that launches, graphs and streams mean which name none."""
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.index)
+
     def free_bytes(self) -> int:
         """Memory that can be had now."""
         if self.kind == "cuda":

@@ -27,8 +27,9 @@ from harness.ops.case import Case
 from harness.options import Options
 from harness.record import Record, parse_line
 from harness.registry import Entry
-from harness.supervisor import LAST_WORDS, STALL_S, Work, lost_record
 from harness.trees import Side
+from harness.work import STALL_S, Work, lost_record
+from harness.workers import LAST_WORDS
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.arm import main; main(int(sys.argv[2]))"
 OLD, NEW = 0, 1

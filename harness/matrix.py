@@ -13,10 +13,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.commands.run import InProcess
+from harness.commands.engines import InProcess
 from harness.commands.selection import cases_of, entries_of, registry_of, rows_of
 from harness.record import Record
-from harness.supervisor import Supervisor, Work
+from harness.supervisor import Supervisor
+from harness.work import Work
 
 if TYPE_CHECKING:
     from harness.ops.case import Case

@@ -35,6 +35,7 @@ class Record:
     impl, layout, role, params      the entry, its layout, "implementation", "control" or "reader", parameters used
     status, reason, flags           one of STATUSES; flags are doubts and remarks: "throttled", "never converged", ...
     device, device_kind             "nvidia-h200", "cuda"
+    unit                            which one of its kind: {"name": "cuda:1", "uuid": "GPU-..."}, "node" in a cluster
     toolchain                       versions of what built and ran it, and the project's revision
     check                           by input family ("plain", "needles"): worst error over what was allowed, and where
     launch_s, plan_s, host_s        GPU or wall seconds of one launch, of one plan, host seconds to enqueue a launch
@@ -71,6 +72,7 @@ class Record:
     host_s: float | None = None
     traffic_bytes: int | None = None
     flops: int | None = None
+    unit: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ceiling_s: float | None = None
     ceiling_by: str | None = None
     ceiling_share: float | None = None
@@ -102,6 +104,11 @@ class Record:
     def to_line(self) -> str:
         """Return one line of strict JSON; a number that JSON lacks (NaN, infinity) becomes its name."""
         return json.dumps(_plain(dataclasses.asdict(self)), separators=(",", ":"), allow_nan=False)
+
+
+def unit_of(device: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `unit` of a device's facts (harness.device.Device): as torch names it and, of a GPU, its UUID."""
+    return {name: device[name] for name in ("name", "uuid") if device.get(name)}
 
 
 def parse_line(line: str) -> Record:
@@ -143,7 +150,7 @@ _LARGEST = 1e300
 _DEEPEST = 50
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {"host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j"}
-_MAPPINGS = {"shape", "toolchain", "params", "check", "memory", "nvml", "ledger"}
+_MAPPINGS = {"shape", "unit", "toolchain", "params", "check", "memory", "nvml", "ledger"}
 
 
 def _typed(name: str, value: Any) -> Any:

@@ -11,7 +11,8 @@ from harness.ops import case_from_json
 from harness.options import Options
 from harness.record import Record
 from harness.registry import Registry
-from harness.supervisor import Supervisor, Work
+from harness.supervisor import Supervisor
+from harness.work import Work
 
 #: Visits of a row that is measured again; a fixed number, so that when to stop is not chosen by what was seen.
 VISITS = 15

@@ -25,7 +25,8 @@ from harness.names import UsageError
 from harness.record import Record
 from harness.sanitizer_log import Finding, Log, parse
 from harness.store import RECORDS, load
-from harness.supervisor import LAST_WORDS, Work, lost_record
+from harness.work import Work, lost_record
+from harness.workers import LAST_WORDS
 
 if TYPE_CHECKING:
     from harness.ops.case import Case

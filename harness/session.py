@@ -20,7 +20,7 @@ from harness.nvml import Nvml, NvmlMissing
 from harness.ops.case import Case
 from harness.options import Options
 from harness.pipeline import CaseRun, Progress
-from harness.record import Record
+from harness.record import Record, unit_of
 from harness.registry import Entry, Registry
 from harness.row import Row
 from harness.selftest import doubts, selftest
@@ -55,6 +55,7 @@ class Session:
         self.options, self.registry, self.run, self.isolated = options, registry, run, isolated
         self.spent_s: dict[str, float] = {}
         self.device: Device = find_device(device)
+        self.device.make_current()
         self.nvml, self.nvml_missing = _find_nvml(self.device)
         _take_library_workspaces(self.device)
         self.selftest = selftest(self.device, self.nvml) if options.bench else {}
@@ -148,6 +149,7 @@ class Session:
             flags=tuple(row.flags),
             device=self.device.slug,
             device_kind=self.device.kind,
+            unit=unit_of(dataclasses.asdict(self.device)),
             toolchain=toolchain(),
             launch_s=summary,
             traffic_bytes=row.case.traffic_bytes,

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,8 @@ class Appender:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORDS
-        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = _open_locked(self.path)
         self.count = 0
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):  # anything else is a file system without locks
-                os.close(self._file)
-                raise UsageError(f"{self.path}: another run is writing to it") from error
         self._end_torn_line()
 
     def _end_torn_line(self) -> None:
@@ -68,8 +62,51 @@ class Appender:
             raise OSError(f"{self.path}: only {written} of {len(line)} bytes could be written; is the disk full?")
         self.count += 1
 
+    def arrange(self, key: Callable[[Record], Any]) -> None:
+        """Sort the file's lines by `key`, the whole file or nothing; equal ones stay as they are, and no line is lost.
+
+        A line that is no record stays behind the one before it.
+        """
+        head, found = b"", list[tuple[Any, bytes]]()
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            try:
+                found.append((key(parse_line(line.decode(errors="replace"))), line))
+            except RecordError:
+                if found:
+                    found[-1] = (found[-1][0], found[-1][1] + line)
+                else:
+                    head += line
+        ordered = sorted(found, key=lambda pair: pair[0])
+        if ordered == found:
+            return
+        scratch = self.path.with_name(f".{RECORDS}.{os.getpid()}")
+        try:
+            scratch.write_bytes(head + b"".join(line for _, line in ordered))
+            file = _open_locked(scratch)
+            os.replace(scratch, self.path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self.close()
+        self._file = file
+
     def close(self) -> None:
         os.close(self._file)
+
+
+def _open_locked(path: Path) -> int:
+    """Open a file for whole lines at its end. Raises UsageError where another process has it so."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):  # anything else is a file system without locks
+                os.close(file)
+                raise UsageError(f"{path}: another run is writing to it") from error
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            return file
+        os.close(file)  # it was put in order, into a new file, between the two calls
 
 
 def load(path: Path) -> tuple[list[Record], list[str]]:

@@ -1,4 +1,4 @@
-"""One process that may die: it measures rows and tells its parent, a line of JSON at a time. See supervisor.py.
+"""One process that may die: it measures rows and tells its parent, a line of JSON at a time. See workers.py.
 
 Lines it reads: a piece of work each. Lines it writes: {"hello": facts of the device}, {"doing": what, "row": number,
 "words": bytes of output so far}, {"record": ..., "row": number}, {"lost": why} before it gives up a device that answers no
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import faulthandler
 import json
 import os
@@ -20,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.names import UsageError
-from harness.ops import case_from_json
-from harness.registry import Registry, default_registry
+from harness.registry import default_registry
+from harness.work import rows_from_json
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,8 +36,9 @@ def main(channel: int) -> None:
         pipe.write(json.dumps(message) + "\n")
 
     try:
+        desk = _Desk(tell, lambda: _size(output))
         for line in sys.stdin:
-            tell(done=_work(json.loads(line), tell, lambda: _size(output)))
+            tell(done=desk.work(json.loads(line)))
     except UsageError as error:
         tell(error=str(error))
     except BrokenPipeError:
@@ -54,30 +54,46 @@ def _size(output: int) -> int:
     return os.fstat(output).st_size
 
 
-def _work(asked: dict[str, Any], tell: Any, size: Callable[[], int]) -> dict[str, float]:
+class _Desk:
+    """Holds the session from one piece of work to the next, as long as what is asked is of the same run and device."""
+
+    def __init__(self, tell: Any, size: Callable[[], int]) -> None:
+        self._tell, self._size = tell, size
+        self._asked: dict[str, Any] = {}
+        self._session: Any = None
+
+    def work(self, asked: dict[str, Any]) -> dict[str, float]:
+        """Work through a piece, tell its records, and return the seconds that it took by phase."""
+        from harness.session import DeviceLost, Task
+
+        rows = {name: asked.pop(name) for name in ("rows", "cases")}
+        if asked != self._asked:
+            self._asked, self._session = asked, _session(asked)
+        session = self._session
+        session.spent_s.clear()
+        self._tell(hello=session.facts())
+        tasks = [
+            Task(number=number, case=case, entry=entry)
+            for number, (case, entry) in rows_from_json(rows, session.registry).items()
+        ]
+        try:
+            for number, record in session.run_tasks(tasks, self._doing):
+                self._tell(record=record.to_line(), row=number)
+        except DeviceLost as lost:
+            self._tell(lost=str(lost))
+            os._exit(1)  # what a lost context would do on the way out is not worth waiting for
+        return dict(session.spent_s)
+
+    def _doing(self, doing: str, row: int | None) -> None:
+        self._tell(doing=doing, row=row, words=self._size())
+
+
+def _session(asked: dict[str, Any]) -> Any:
     from harness.options import Options
-    from harness.session import DeviceLost, Session, Task
+    from harness.session import Session
 
     registry = default_registry(asked["impl_files"], rehearsed=True)
-    session = Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"], isolated=True)
-    tell(hello=session.facts())
-    cases = {name: case_from_json(data) for name, data in asked["cases"].items()}
-    rows = [
-        Task(number=row["number"], case=cases[row["case"]], entry=_entry(registry, row["entry"], row["params"]))
-        for row in asked["rows"]
-    ]
-    try:
-        for number, record in session.run_tasks(rows, lambda doing, row: tell(doing=doing, row=row, words=size())):
-            tell(record=record.to_line(), row=number)
-    except DeviceLost as lost:
-        tell(lost=str(lost))
-        os._exit(1)  # what a lost context would do on the way out is not worth waiting for
-    return session.spent_s
-
-
-def _entry(registry: Registry, name: str, params: dict[str, Any]) -> Any:
-    (entry,) = registry.entries([name], roles=("implementation", "control", "reader"))
-    return dataclasses.replace(entry, params=params)
+    return Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"], isolated=True)
 
 
 def die_with_parent() -> None:

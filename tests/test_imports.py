@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,15 @@ def test_a_forbidden_import_is_found(page, line):
     assert strangers(page, line)
 
 
+def test_ray_is_an_extra():
+    """Nothing but its own page asks for it, and only when it is wanted; ours it never is."""
+    named = [page for room in ROOMS[:-1] for page in pages(room) if re.search(r"\bimport_module\(.ray.\)|import ray\b",
+             (HOUSE / page).read_text(encoding="utf-8"))]  # fmt: skip
+
+    assert named == ["harness/cluster.py"]
+    assert "ray" not in imports((HOUSE / "harness/cluster.py").read_text(encoding="utf-8"))
+
+
 LISTING = """
 import sys
 from harness.cli import main
@@ -112,4 +122,4 @@ def test_listing_needs_neither_torch_nor_cuda():
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "impls" in loaded
-    assert loaded & {"torch", "cuda", "triton", "numpy"} == set()
+    assert loaded & {"torch", "cuda", "triton", "numpy", "ray"} == set()

@@ -31,9 +31,9 @@ from harness.registry import Registry
 from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE
 from harness.store import new_run
-from harness.supervisor import STALL_S
 from harness.trees import Side, root_of, sides_of, worktree
 from harness.words import printable
+from harness.work import STALL_S
 
 #: Rounds of fresh processes, and pairs of visits of each row in a round.
 ROUNDS, VISITS = 2, 8

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.audit import Audit, audit
-from harness.commands.run import InProcess, Progress, add_how
+from harness.commands.engines import MakeEngine, engine_of
+from harness.commands.run import Progress, add_how
 from harness.commands.selection import add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.names import UsageError
 from harness.ops.case import Case
 from harness.options import RELATIONS, Options
 from harness.record import Record
-from harness.registry import Entry, Registry
-from harness.supervisor import Supervisor, Work
+from harness.registry import Entry
 from harness.words import printable
+from harness.work import Work
 
 Rows = list[tuple[Case, Entry]]
 
@@ -42,6 +43,11 @@ def main(arguments: argparse.Namespace) -> int:
     # Controls first: what they do to memory that others read would make what is right look wrong.
     entries.sort(key=lambda entry: entry.impl.role != "control")
     rows = rows_of(cases, entries)
+    make_engine = engine_of(arguments, registry)
+    timed, place = _names_timed(entries), {case.name: number for number, case in enumerate(cases)}
+
+    def by_place(record: Record) -> tuple[bool, int]:
+        return record.impl in timed, place[record.case]
 
     from harness.store import Appender, new_run
 
@@ -50,27 +56,29 @@ def main(arguments: argparse.Namespace) -> int:
     records: list[Record] = []
     try:
         with Progress(len(rows), quiet=arguments.json) as progress:
-            for record in _records(arguments, registry, suite, folder, rows, progress):
+            for record in _records(arguments, make_engine, suite, folder, rows, progress):
                 store.append(record)
                 records.append(record)
                 progress.step()
+        store.arrange(by_place)
     except KeyboardInterrupt:
         raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
     finally:
         store.close()
-    found = audit(records)
+    found = audit(sorted(records, key=by_place))
     _tell(found, folder, entries, arguments)
     return int(not found.is_clean)
 
 
 def _records(
-    arguments: argparse.Namespace, registry: Registry, suite: str, folder: Path, rows: Rows, progress: Progress
+    arguments: argparse.Namespace, make_engine: MakeEngine, suite: str, folder: Path, rows: Rows, progress: Progress
 ) -> Iterator[Record]:
     """Check all rows; only controls whose fault shows in timed launches alone are timed, once. Leaves run.json."""
     from harness.store import write_json
 
-    timed = [row for row in rows if _is_timed(row[1])]
-    checked = [row for row in rows if not _is_timed(row[1])]
+    names = _names_timed([entry for _, entry in rows])
+    timed = [row for row in rows if row[1].impl.name in names]
+    checked = [row for row in rows if row[1].impl.name not in names]
     for bench, some in ((False, checked), (True, timed)):
         if not some:
             continue
@@ -85,13 +93,13 @@ def _records(
             rows=some,
             stall_s=arguments.stall,
         )
-        source = InProcess(work, registry, progress.say) if arguments.in_process else Supervisor(work, progress.say)
-        yield from source.records()
-        write_json(folder / "run.json", {"run": folder.name, "command": "audit", "arguments": sys.argv[1:], **source.facts})
+        engine = make_engine(work, progress.say)
+        yield from engine.records()
+        write_json(folder / "run.json", {"run": folder.name, "command": "audit", "arguments": sys.argv[1:], **engine.facts})
 
 
-def _is_timed(entry: Entry) -> bool:
-    return bool(getattr(entry.impl, "only_timed", False))
+def _names_timed(entries: Sequence[Entry]) -> set[str]:
+    return {entry.impl.name for entry in entries if getattr(entry.impl, "only_timed", False)}
 
 
 def _tell(found: Audit, folder: Path, entries: Sequence[Entry], arguments: argparse.Namespace) -> None:

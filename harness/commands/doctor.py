@@ -84,7 +84,7 @@ def examine(impl_files: list[str]) -> dict[str, dict[str, str]]:
         "toolchain": dict(toolchain()),
         "packages": {
             name: _version(name)
-            for name in ("pytest", "pytest-benchmark", "nvidia-ml-py", "tabulate", "jinja2", "tqdm", "hypothesis")
+            for name in ("pytest", "pytest-benchmark", "nvidia-ml-py", "tabulate", "jinja2", "tqdm", "hypothesis", "ray")
         },
         "tools": {name: shutil.which(name) or "not found on PATH" for name in ("nvcc", "ncu", "compute-sanitizer", "git")},
         f"implementations on {kind}": _implementations(kind, impl_files),

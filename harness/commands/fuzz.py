@@ -18,7 +18,9 @@ from harness.ops.case import Case
 from harness.options import Options
 from harness.record import Record
 from harness.registry import Entry
-from harness.supervisor import Spare, Supervisor, Work
+from harness.supervisor import Supervisor
+from harness.work import Work
+from harness.workers import Spare
 
 if TYPE_CHECKING:
     from harness.fuzz import Finding

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.commands.engines import add_engine, engine_of
 from harness.commands.selection import (
     add_device,
     add_selection,
@@ -27,9 +27,9 @@ from harness.record import Record
 from harness.registry import Entry, Registry
 from harness.resume import Begun
 from harness.rooms import load_room
-from harness.sanitize import TOOLS, Sanitized, find_program
-from harness.supervisor import STALL_S, Supervisor, Work
+from harness.sanitize import TOOLS
 from harness.words import printable
+from harness.work import Work
 
 RUNS = Path("results/runs")
 
@@ -52,40 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def add_how(parser: argparse.ArgumentParser) -> None:
-    """Add what every command that measures takes: --device, --out, --json, --patient, isolation."""
+    """Add what every command that measures takes: --device, --out, --json, --patient, engines."""
     add_device(parser)
     add = parser.add_argument
     add("--out", type=path_of, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
     add("--json", action="store_true", help="print records as lines of JSON instead of tables")
     add("--patient", action="store_true", help="also run what would take minutes on this device")
     add("--strict-peers", action="store_true", help="a peer that is wrong or fails counts for the exit code, too")
-    add("--in-process", action="store_true", help="no worker process, for debuggers: a crash ends the run")
-    add(
-        "--stall",
-        type=_seconds,
-        default=STALL_S,
-        metavar="SECONDS",
-        help="silence after which a worker is killed (default: %(default).0f)",
-    )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0 (got {text!r})")
-    return seconds
+    add_engine(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Check and, unless the command is check, time what was chosen; returns the exit code."""
-    tool = getattr(arguments, "sanitize", None)
-    if tool is not None:
-        find_program(tool)
-        if arguments.in_process:
-            raise UsageError(f"--sanitize {tool} runs a process each entry; leave out --in-process")
     registry = registry_of(arguments)
     entries = apply_settings(parse_settings(arguments.set), entries_of(arguments, registry))
     suite, cases = cases_of(arguments)
@@ -102,6 +80,7 @@ def execute(
 ) -> int:
     """Measure `entries` on `cases` into a new run's folder, show the records, and return the exit code."""
     rows = rows_of(cases, entries)
+    make_engine = engine_of(arguments, registry)
     from harness.store import Appender, new_run
 
     broken = getattr(arguments, "resume", None)
@@ -126,34 +105,31 @@ def execute(
         only_on=None if begun is None else begun.device,
     )
     records: list[Record] = [] if begun is None else [*begun.records]
+    place = {case.name: number for number, case in enumerate(cases)}
+
+    def by_place(record: Record) -> int:
+        return place.get(record.case, -1)  # a resumed run may hold cases that are not asked for now
+
     if begun is None:
         _write_run(folder, {}, arguments.command)  # a run that is killed says at least what it was
     with Progress(len(work.rows), quiet=arguments.json) as progress:
-        source = _source(arguments, work, registry, progress.say)
+        engine = make_engine(work, progress.say)
         try:
-            for record in source.records():
+            for record in engine.records():
                 store.append(record)
                 records.append(record)
                 progress.step()
+            store.arrange(by_place)
         except KeyboardInterrupt:
             raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
         finally:
             store.close()
-            if source.facts:
+            if engine.facts:
                 ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                _write_run(folder, {"ended_at": ended_at, **source.facts}, arguments.command)
+                _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
+    records.sort(key=by_place)
     _tell(records, folder, arguments, show)
     return exit_code(records, arguments.strict_peers)
-
-
-def _source(
-    arguments: argparse.Namespace, work: Work, registry: Registry, say: Callable[[str], None]
-) -> InProcess | Sanitized | Supervisor:
-    """What runs the work: workers unless told otherwise."""
-    tool = getattr(arguments, "sanitize", None)
-    if tool is not None:
-        return Sanitized(work, tool, say)
-    return InProcess(work, registry, say) if arguments.in_process else Supervisor(work, say)
 
 
 def _tell(
@@ -191,28 +167,6 @@ def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:
     from harness.store import write_json
 
     write_json(folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], **facts})
-
-
-class InProcess:
-    """Rows measured in this process, for debuggers: a kernel that crashes takes the run with it."""
-
-    def __init__(self, work: Work, registry: Registry, progress: Callable[[str], None]) -> None:
-        self.work, self.registry, self.progress = work, registry, progress
-        self.facts: dict[str, Any] = {}
-
-    def records(self) -> Iterator[Record]:
-        """Yield a record for every row until the device is lost, which is a UsageError here."""
-        from harness.session import DeviceLost, Session, Task
-
-        session = Session(self.work.options, self.registry, self.work.device, self.work.run)
-        self.work.require_device(session.facts())
-        self.facts = session.facts()
-        tasks = [Task(number=number, case=case, entry=entry) for number, (case, entry) in enumerate(self.work.rows)]
-        try:
-            for _, record in session.run_tasks(tasks, lambda doing, _: self.progress(doing)):
-                yield record
-        except DeviceLost as lost:
-            raise UsageError(f"{lost}; without --in-process the rest of the run would go on") from lost
 
 
 class Progress:

@@ -22,7 +22,7 @@ from harness.registry import Entry, Impl, default_registry, load_file
 from harness.session import Session
 from harness.store import latest_run, load
 from harness.strategies import attention_cases, cases
-from harness.supervisor import Spare
+from harness.workers import Spare
 
 WRONG = """
 from harness.registry import Impl

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness import pipeline, timing
+from harness.device import Device
 from harness.hazards import PLAIN
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionOperator
@@ -249,6 +250,7 @@ def test_what_is_right_is_timed():
     assert record.ledger["timed"] == "wall clock"
     assert "2 sets in rotation" in record.ledger["inputs"]
     assert (record.device_kind, record.nvml, record.power_w, record.host_s) == ("cpu", {}, None, None)
+    assert record.unit == {"name": "cpu"}
 
 
 def test_without_bench_nothing_is_timed():
@@ -534,3 +536,16 @@ def test_phases_add_up():
 
     assert {"check", "time", "inputs", "finish"} <= set(session.spent_s)
     assert all(seconds >= 0 for seconds in session.spent_s.values())
+
+
+def test_a_session_makes_its_gpu_the_current_one(monkeypatch):
+    """Spins, graphs and launches that name no device would otherwise be another GPU's, and so would their times."""
+    gpu = Device(name="cuda:1", kind="cuda", slug="toy", cache_bytes=1, memory_bytes=1, num_sms=1)
+    done = []
+    monkeypatch.setattr("harness.session.find_device", lambda name: gpu)
+    monkeypatch.setattr("harness.session._find_nvml", lambda device: (None, "a toy"))
+    monkeypatch.setattr("torch.cuda.set_device", lambda index: done.append(("current", index)))
+    monkeypatch.setattr("harness.session._take_library_workspaces", lambda device: done.append(("work", device.index)))
+    Session(Options(bench=False), Registry([]), "cuda:1")
+
+    assert done == [("current", 1), ("work", 1)]

@@ -26,6 +26,7 @@ FULL = dataclasses.replace(
     host_s=4e-6, traffic_bytes=2**40, flops=3, ceiling_s=1e-5, ceiling_by="torch.read[HND] width=4", ceiling_share=0.5,
     workspace_bytes=0, memory={"nvml_bytes": 7}, nvml={"sm_clock_mhz": 1980, "throttles": ["power cap"]}, power_w=650.5,
     energy_j=0.01, kernels=({"name": "k", "registers": 64},), ledger={"plan": "outside"},
+    unit={"name": "cuda:1", "uuid": "GPU-0"},
 )  # fmt: skip
 GOOD = json.loads(FULL.to_line())
 
@@ -119,7 +120,8 @@ ODD_LINES = [
       for name in ("run", "case", "case_digest", "impl", "layout", "status", "device", "role")
       for value in (None, 7, ["a"], {})),
     *((line(**{name: value}), f"{name} has the wrong type")
-      for name in ("shape", "toolchain", "params", "check", "memory", "nvml", "ledger") for value in (None, 7, ["a"], "a")),
+      for name in ("shape", "unit", "toolchain", "params", "check", "memory", "nvml", "ledger")
+      for value in (None, 7, ["a"], "a")),
     *((line(**{name: value}), f"{name} has the wrong type")
       for name in ("host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j")
       for value in ("7", True, [1], math.nan, math.inf, 10**400)),

@@ -113,7 +113,7 @@ def test_a_run_that_is_still_written_is_not_continued(broken, capsys):
 
 def test_a_run_says_what_it_was_before_it_ends(tmp_path, monkeypatch):
     """One that is killed leaves its command and arguments, and no end."""
-    monkeypatch.setattr("harness.commands.run.InProcess.records", lambda _: iter(()))
+    monkeypatch.setattr("harness.commands.engines.InProcess.records", lambda _: iter(()))
     check(tmp_path)
     (folder,) = tmp_path.iterdir()
 

@@ -250,4 +250,4 @@ def test_its_command_line_is_one_that_check_understands(tmp_path, monkeypatch, c
 
 def test_in_process_and_sanitized_cannot_both_be(sanitize, tmp_path, capsys):
     assert main(["check", "--sanitize", "memcheck", "--in-process", "--suite", "smoke", "--out", str(tmp_path)]) == 2
-    assert "leave out --in-process" in capsys.readouterr().err
+    assert "--in-process and --sanitize memcheck: each says how rows are run; leave out one" in capsys.readouterr().err

@@ -46,6 +46,64 @@ def test_a_record_is_on_disk_once_it_is_appended(tmp_path):
     assert load(tmp_path)[0] == [RECORD]
 
 
+def test_lines_are_put_in_order(tmp_path):
+    """Whole ones as they stand, equal ones as they came; what is no record stays behind the record that it followed."""
+    text = ["torn", *(LINE.replace('"c"', f'"{case}"') for case in ("b.1", "a.1")), "odd \xff", LINE.replace('"c"', '"b.2"')]
+    (tmp_path / RECORDS).write_bytes(b"".join(line.encode("latin-1") + b"\n" for line in text))
+    appender = Appender(tmp_path)
+    appender.arrange(lambda record: record.case[0])
+    appender.append(RECORD)
+    appender.close()
+
+    lines = (tmp_path / RECORDS).read_bytes().decode("latin-1").splitlines()
+    assert lines == [text[0], text[2], text[3], text[1], text[4], RECORD.to_line()]
+    assert os.listdir(tmp_path) == [RECORDS]
+
+
+def test_lines_that_are_in_order_are_left_alone(tmp_path):
+    """Most runs are: nothing is written twice."""
+    appender = Appender(tmp_path)
+    appender.append(RECORD)
+    before = os.stat(tmp_path / RECORDS)
+    appender.arrange(lambda record: record.case)
+    appender.close()
+
+    assert os.path.samestat(os.stat(tmp_path / RECORDS), before)
+
+
+def test_a_file_that_was_put_in_order_is_still_locked(tmp_path):
+    """Two runs that append to one file would lose lines, whatever its order."""
+    appender = Appender(tmp_path)
+    for case in "ba":
+        appender.append(dataclasses.replace(RECORD, case=case))
+    appender.arrange(lambda record: record.case)
+
+    with pytest.raises(UsageError, match="another run is writing to it"):
+        Appender(tmp_path)
+    appender.close()
+    Appender(tmp_path).close()
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_opened_again(tmp_path, monkeypatch):
+    """Between opening it and taking its lock another run may have put it in order: what it was is no longer there."""
+    old, flock = Appender(tmp_path), store.fcntl.flock
+    for case in "ba":
+        old.append(dataclasses.replace(RECORD, case=case))
+
+    def late(file, how):
+        monkeypatch.setattr(store.fcntl, "flock", flock)
+        old.arrange(lambda record: record.case)
+        old.close()
+        flock(file, how)
+
+    monkeypatch.setattr(store.fcntl, "flock", late)
+    new = Appender(tmp_path)
+    new.append(RECORD)
+    new.close()
+
+    assert [record.case for record in load(tmp_path)[0]] == ["a", "b", "c"]
+
+
 def test_odd_lines_are_named_and_skipped(tmp_path):
     """The file, the line's number and the reason; all good lines are kept, an unfinished last one included."""
     lines = [LINE, "", "{", "not json", LINE, "[1]", LINE.replace('"schema": 1', '"schema": 9'), "\xff\x00", LINE[:40]]

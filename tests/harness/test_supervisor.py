@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import supervisor
+from harness import workers
 from harness.names import UsageError
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.layouts import HND
 from harness.options import Options
 from harness.registry import Entry, Impl, load_file
-from harness.supervisor import Supervisor, Work
+from harness.supervisor import Supervisor
+from harness.work import Work
 
-HOUSE = Path(supervisor.__file__).parent.parent
+HOUSE = Path(workers.__file__).parent.parent
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
 OTHER = BlockCopyCase(name="copy.other", num_kv_heads=1, head_dim=16, block_size=4, num_copies=2, num_blocks=16)
 
@@ -82,7 +83,7 @@ STARTS = {"exit5": lambda: words("no libtorch", lambda: os._exit(5)), "error": l
 
 if asked["run"] in STARTS:
     STARTS[asked["run"]]()
-tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
+tell(hello={"device": {"slug": "toy", "kind": "cpu", "name": "toy:1", "uuid": "TOY-1"}, "toolchain": {"pid": os.getpid()}})
 if asked["run"] == "mute":
     os._exit(6)
 while True:
@@ -100,13 +101,13 @@ while True:
     if not line:
         break
     asked = json.loads(line)
-    tell(hello={"device": {"slug": "toy", "kind": "cpu"}, "toolchain": {"pid": os.getpid()}})
+    tell(hello={"device": {"slug": "toy", "kind": "cpu", "name": "toy:1", "uuid": "TOY-1"}, "toolchain": {"pid": os.getpid()}})
 """
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    monkeypatch.setattr(supervisor, "_START", STAND_IN)
+    monkeypatch.setattr(workers, "_START", STAND_IN)
 
 
 def entry(name, **fields):
@@ -168,7 +169,7 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
         assert died == status
         assert says.replace("copy.tiny", case) in reason
         assert f"check {case} toy.{name}[HND]" in reason
-        assert len(reason) < 2 * supervisor.LAST_WORDS
+        assert len(reason) < 2 * workers.LAST_WORDS
     assert boss.facts["spent_s"] == {"check": 1.5}
     assert time.monotonic() - begin < 30
 
@@ -176,8 +177,8 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
 @pytest.fixture
 def starts(monkeypatch):
     """Counts the workers that are started."""
-    pids, start = [], supervisor._Worker.__init__
-    monkeypatch.setattr(supervisor._Worker, "__init__", lambda self: (start(self), pids.append(self._process.pid))[0])
+    pids, start = [], workers.Worker.__init__
+    monkeypatch.setattr(workers.Worker, "__init__", lambda self: (start(self), pids.append(self._process.pid))[0])
     return pids
 
 
@@ -228,6 +229,7 @@ def test_a_lost_record_is_as_full_as_can_be(stand_in):
     assert (record.case, record.case_digest, record.shape) == (TINY.name, TINY.digest, TINY.to_json())
     assert (record.device, record.device_kind, record.layout, record.role) == ("toy", "cpu", "HND", "implementation")
     assert (record.traffic_bytes, record.flops, record.launch_s) == (TINY.traffic_bytes, 0, None)
+    assert record.unit == {"name": "toy:1", "uuid": "TOY-1"}
 
 
 def test_a_death_after_a_record_loses_nothing(stand_in):

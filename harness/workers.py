@@ -1,0 +1,224 @@
+"""Worker processes as their parent sees them: what each says, and how it ended. Inside one runs worker.py.
+
+A worker is alive as long as it says something: the limit is on silence, not on total time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from harness.words import shortened, signal_name
+
+#: Seconds between two looks at whether a silent worker still lives, and that a worker without a channel is given to end.
+LOOK_S = 2.0
+#: Bytes of a dead worker's output that its row's record quotes.
+LAST_WORDS = 2000
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.worker import main; main(int(sys.argv[2]))"
+
+
+@dataclasses.dataclass
+class Death:
+    """How a worker or a row ended, at which row, if it had come to one, and whether others had been worked on before."""
+
+    status: str
+    reason: str
+    row: int | None
+    after_others: bool = False
+
+    @property
+    def told(self) -> str:
+        """For a flag: on one line, and short."""
+        return f"{self.status} after other rows in one worker ({shortened(' '.join(self.reason.split()), 200)})"
+
+
+class Worker:
+    """One worker process, from its start to its end.
+
+    is_idle    it has done what it was asked and waits for more
+    death      how it ended, where it ended of itself or by its silence
+
+    It dies with the thread that started it, not only with the process.
+    """
+
+    def __init__(self) -> None:
+        self.death: Death | None = None
+        self.is_idle = False
+        self._row: int | None = None
+        self._doing = "starting"
+        self._rows: set[tuple[int, int]] = set()  # worked on since its start, by piece of work and number
+        self._pieces = 0
+        self._row_begin = 0  # where the output of the row begins
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        read, write = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
+            pass_fds=[write],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(write)
+        self._channel = os.fdopen(read, "rb", buffering=0)
+
+    def ask(self, request: Mapping[str, Any], stall_s: float) -> Iterator[dict[str, Any]]:
+        """Send it a piece of work and yield what it says until it is done, dies or is silent for `stall_s`."""
+        self._row, self._doing, self.is_idle = None, "starting", False
+        self._pieces += 1
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it may die at once; reading its channel tells
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        for line in self._lines(stall_s):
+            message = json.loads(line)
+            if "lost" in message:
+                break
+            if "doing" in message:
+                self._note(message)
+            self.is_idle = "done" in message
+            yield message
+            if self.is_idle:
+                return
+        if self.death is None:
+            self.death = self._autopsy()
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if message["row"] != self._row:
+            self._row_begin = message["words"]
+        self._row, self._doing = message["row"], message["doing"]
+        if self._row is not None:
+            self._rows.add((self._pieces, self._row))
+
+    def _lines(self, stall_s: float) -> Iterator[bytes]:
+        """Lines of the channel until it closes; on a silence of `stall_s` the worker is killed."""
+        rest = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            while True:
+                if not self._wait(selector, stall_s):
+                    return
+                chunk = self._channel.read(1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+
+    def _wait(self, selector: selectors.BaseSelector, stall_s: float) -> bool:
+        """Wait until there is something to read; False where the worker has ended or has been killed for its silence.
+
+        What a worker has started may outlive it with the channel open, so the channel's end is not the only sign.
+        """
+        patience = time.monotonic() + stall_s
+        while not selector.select(max(0.0, min(LOOK_S, patience - time.monotonic()))):
+            if self._process.poll() is not None:
+                return bool(selector.select(0))  # its last lines may have come since
+            if time.monotonic() >= patience:
+                self.kill()
+                reason = f"silent for {stall_s:.0f} s in '{self._doing}', killed{self._last_words()}"
+                self.death = Death("timeout", reason, self._row, self.is_after_others(self._row))
+                return False
+        return True
+
+    def _autopsy(self) -> Death:
+        try:
+            code = self._process.wait(LOOK_S)
+            how = f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        except subprocess.TimeoutExpired:
+            self.kill()
+            how = "closed its channel and lived on, killed"
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # whatever it started
+        reason = f"died in '{self._doing}': {how}{self._last_words()}"
+        return Death("failed", reason, self._row, self.is_after_others(self._row))
+
+    def is_after_others(self, row: int | None) -> bool:
+        """Whether this process has worked on any row but this one."""
+        return any(worked != (self._pieces, row) for worked in self._rows)
+
+    def _last_words(self) -> str:
+        """What it said of late, but nothing that was said before the row it is at."""
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(size - LAST_WORDS, min(self._row_begin, size)))
+        words = self._output.read().decode(errors="replace").strip()
+        return f"; last words: {words}" if words else "; it left no last words"
+
+    def kill(self) -> None:
+        """End the worker and whatever it started; harmless when it has ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it may end between the two calls
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kill it and let go of its channel and its words."""
+        self.kill()
+        self._channel.close()
+        self._output.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # what it did not read before it died
+                self._process.stdin.close()
+
+
+class Stopped(Exception):
+    """No worker is started any more: whoever asks for one is to end."""
+
+
+class Spare:
+    """Where workers come from, and where one that is done waits for more: small pieces of work need not start one each.
+
+    condemned    implementations that have failed alone, whose failures are believed from then on
+    """
+
+    def __init__(self) -> None:
+        self.condemned: set[str] = set()
+        self._worker: Worker | None = None
+        self._at_work: Worker | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    def take(self) -> Worker:
+        """The worker kept, or a new one. Raises Stopped after `stop`."""
+        return self._hand_out(self._worker)
+
+    def start(self) -> Worker:
+        """A new worker. Raises Stopped after `stop`."""
+        return self._hand_out(None)
+
+    def _hand_out(self, kept: Worker | None) -> Worker:
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            if kept is not None:
+                self._worker = None
+            self._at_work = kept or Worker()
+            return self._at_work
+
+    def keep(self, worker: Worker) -> None:
+        """Hold on to one, in place of any before it."""
+        self.close()
+        self._worker = worker
+
+    def stop(self) -> None:
+        """From another thread: kill the worker that was handed out last, and start no other."""
+        with self._lock:
+            self._stopped = True
+            if self._at_work is not None:
+                self._at_work.kill()
+
+    def close(self) -> None:
+        """End the worker kept."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
