@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from impls.cuda.attention import DEFAULT_SHAPES, Attention, Shape, load
 from impls.cuda.builds import Build
-from impls.cuda.group import Group
+from impls.cuda.group import TIGHT_SHAPES, Group
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -29,14 +29,16 @@ class BlockParallel(Attention):
 
 def build(shape: Shape) -> Build:
     """The kernel for `shape`."""
+    group = Group.of(shape)
     return Build(
-        source="block_parallel.cu", entry="block_parallel", macros=shape.macros() | Group.of(shape).macros()
+        source="block_parallel.cu", entry="block_parallel", macros=shape.macros() | group.macros(),
+        shared_bytes=group.shared_bytes,
     )
 
 
 def builds(arch: str) -> list[Build]:
     """Builds that stand for all; split_kv, which shares group.cuh, builds the other shapes."""
-    return [build(shape) for shape in DEFAULT_SHAPES[::2]]
+    return [build(shape) for shape in (*DEFAULT_SHAPES[::2], *TIGHT_SHAPES[::2])]
 
 
 prepare = BlockParallel

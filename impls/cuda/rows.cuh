@@ -1,10 +1,11 @@
 // rows.cuh -- how a warp reads rows, a token's key or value each, by 16-byte chunks.
 //
-//   lane   reads kPerLane chunks of each row, of kRows consecutive tokens
+//   lane   reads kPerLane chunks of each row, of kRows consecutive tokens, by way of a slot of its own in shared memory
 //   team   kLanes lanes, which together read whole rows
 //   warp   a tile: kTile consecutive tokens
 #pragma once
 
+#include "chunks.cuh"
 #include "paged.cuh"
 
 // Specialised by group.py.
@@ -53,11 +54,14 @@ __device__ inline void unpack_quad(const uint4& chunk, int quad, float (&x)[4]) 
     }
 }
 
+// Where a thread stands. Both numbers come by a shuffle: the warp, so that branches on it are uniform; the lane, so that what
+// follows from it is worked out here, and not before a loop around, from where registers would hold it all through `attend`.
 struct Lane {
-    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the same in all lanes, so that branches on it are uniform
-    int lane = threadIdx.x % 32;
+    int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    int lane = __shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x) % 32;
     int team = lane / kLanes;
     int member = lane % kLanes;  // of its team
+    int thread = warp * 32 + lane;
 };
 
 // Look up the blocks of tokens first .. first + kRows - 1, as far as they are below `end`.
@@ -66,23 +70,25 @@ __device__ inline void find_blocks(int (&ids)[kIds], const int* table, int first
     for (int i = 0; i < kIds; ++i) ids[i] = first + i < end ? __ldg(table + (first + i) / kBlockSize) : 0;
 }
 
-// Read the rows of tokens first .. first + kRows - 1. Rows at or past `end` are zero, and not touched, unless kFull.
-template <bool kFull>
-__device__ inline void load_rows(
-    uint4 (&rows)[kRows][kPerLane], const Scalar* cache, const KvHead& head, const int (&ids)[kIds], int first, int end,
-    int member) {
+// A tile of keys or values, where each lane finds its own chunks: [row * kPerLane + c][lane].
+using Slot = uint4[kRows * kPerLane][32];
+
+// Start copying the rows of tokens first .. first + kRows - 1. Rows at or past `end` become zero, and are not touched.
+__device__ inline void copy_rows(
+    Slot& slot, const Scalar* cache, const KvHead& head, const int (&ids)[kIds], int first, int end, const Lane& me) {
     const Scalar* row = cache + head.row(ids[0], first % kBlockSize);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         if (kIds > 1) row = cache + head.row(ids[r % kIds], (first + r) % kBlockSize);
 #pragma unroll
         for (int c = 0; c < kPerLane; ++c) {
-            const int chunk = c * kLanes + member;
-            const bool there = (kFull || first + r < end) && (kWhole || chunk < kChunks);
-            rows[r][c] = there ? __ldg(reinterpret_cast<const uint4*>(row) + chunk) : make_uint4(0, 0, 0, 0);
+            const int chunk = c * kLanes + me.member;
+            const bool there = first + r < end && (kWhole || chunk < kChunks);
+            copy_chunk(&slot[r * kPerLane + c][me.lane], reinterpret_cast<const uint4*>(row) + chunk, there);
         }
         if (kIds == 1) row += head.row_stride();
     }
+    end_batch();
 }
 
 // Sum each of kCount values over kSpan lanes. While their number is even, a lane passes half of them on and keeps the

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) split_kv(
     int num_seqs, int num_q_heads, int num_kv_heads,
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
     float scale, float* split_sums, float2* split_stats, int min_split) {
-    __shared__ Shared shared;
+    Shared& shared = shared_memory();
     const int token = blockIdx.x / (num_kv_heads * kParts), kv_part = blockIdx.x % (num_kv_heads * kParts);
     const int kv_head = kv_part / kParts, part = kv_part % kParts;
     const int q_head = kv_head * kGroup + part * kHeads;  // first of the CTA's

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.registry import Unsupported
 from impls.cuda.attention import DEFAULT_SHAPES, SIGNATURE, Attention, Shape, load
 from impls.cuda.builds import Build
-from impls.cuda.group import Group
+from impls.cuda.group import TIGHT_SHAPES, Group
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -119,7 +119,10 @@ def count_sms(device: str) -> int:
 
 def build(shape: Shape) -> Build:
     """The kernel that attends to one split."""
-    return Build(source="split_kv.cu", entry="split_kv", macros=shape.macros() | Group.of(shape).macros())
+    group = Group.of(shape)
+    return Build(
+        source="split_kv.cu", entry="split_kv", macros=shape.macros() | group.macros(), shared_bytes=group.shared_bytes
+    )
 
 
 def build_merge(shape: Shape) -> Build:
@@ -130,7 +133,7 @@ def build_merge(shape: Shape) -> Build:
 
 def builds(arch: str) -> list[Build]:
     """Builds that stand for all; the same on every architecture."""
-    return [build(shape) for shape in DEFAULT_SHAPES] + [build_merge(shape) for shape in DEFAULT_SHAPES[:3]]
+    return [build(shape) for shape in DEFAULT_SHAPES + TIGHT_SHAPES] + [build_merge(shape) for shape in DEFAULT_SHAPES[:3]]
 
 
 prepare = SplitKv

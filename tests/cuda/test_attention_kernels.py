@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -57,6 +58,16 @@ def test_every_query_head_of_a_group_is_taken(heads):
     assert group.heads <= 8
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 192, 256])
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 8, 16])
+def test_the_ctas_of_an_sm_fit_its_shared_memory(heads, head_dim, dtype):
+    """As many as the registers are bounded for, each with 1 KB that the driver takes: else fewer would be resident."""
+    group = Group.of(Shape(group=heads, head_dim=head_dim, dtype=dtype))
+
+    assert group.ctas * (group.shared_bytes + 1024 + 64) <= 228 * 1024
+
+
 # How sequences are split
 
 @pytest.mark.parametrize(
@@ -64,7 +75,7 @@ def test_every_query_head_of_a_group_is_taken(heads):
     [
         pytest.param(spec_of(1, 2048), 32, 32, id="one short sequence is cut as fine as a CTA takes"),
         pytest.param(spec_of(1, 131072), SMS * 3 // 8, 128, id="one long sequence fills the GPU"),
-        pytest.param(spec_of(8, 2048), 7, 8, id="a small batch fills the GPU"),
+        pytest.param(spec_of(8, 2048), 7, 9, id="a small batch fills the GPU"),
         pytest.param(spec_of(64, 8192), 2, 8, id="a large batch is cut in long splits, to even out its end"),
         pytest.param(spec_of(256, 1024), 1, 1, id="many short sequences stay whole"),
         pytest.param(spec_of(62, 65536, fill=0.07), 30, 64, id="a small pool says that few sequences are long"),
@@ -203,6 +214,28 @@ def test_tensor_that_does_not_fit_is_refused(kernel, name, change, rule):
 
     with pytest.raises(ValueError, match=rule):
         kernel.launch(**tensors)
+
+
+def test_tensors_that_passed_are_checked_again_for_another_step(kernel):
+    """What was right for two query tokens is not for one."""
+    tensors = tensors_of(2)
+    kernel.plan(step_of([5, 12]))
+    kernel.launch(**tensors)
+    kernel.plan(step_of([5]))
+
+    with pytest.raises(ValueError, match=r"query must have shape \(1, 4, 16\)"):
+        kernel.launch(**tensors)
+
+
+def test_tensors_that_passed_are_not_kept(kernel):
+    """A kernel remembers them only as long as somebody else holds them."""
+    tensors = tensors_of(2)
+    kernel.plan(step_of([5, 12]))
+    kernel.launch(**tensors)
+    held = weakref.ref(tensors["out"])
+    tensors.clear()
+
+    assert held() is None
 
 
 def test_launch_needs_a_plan(kernel):
