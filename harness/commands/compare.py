@@ -132,21 +132,28 @@ def _baseline(new: Sequence[Record], arguments: argparse.Namespace) -> tuple[lis
 def _compare(
     old: Sequence[Record], new: Sequence[Record], whose: str, arguments: argparse.Namespace
 ) -> verdicts.Comparison:
+    made = compared(old, new, (whose, str(arguments.runs[-1])), arguments.threshold, arguments.group)
+    return dataclasses.replace(made, strict_peers=arguments.strict_peers)
+
+
+def compared(
+    old: Sequence[Record], new: Sequence[Record], names: tuple[str, str], threshold: float | None, group: str | None
+) -> verdicts.Comparison:
+    """Hold two runs against each other; `names` is what each is called. UsageError where no row of them meets."""
     matched = match(old, new)
     if not any(pair.old and pair.new for pair in matched.pairs):
         why = next((pair.why for pair in matched.pairs if pair.why), "there are no rows")
-        raise UsageError(f"nothing to compare: no row of {arguments.runs[-1]} meets one of {whose} ({why})")
-    judged = judge(matched.pairs, arguments.threshold)
+        raise UsageError(f"nothing to compare: no row of {names[1]} meets one of {names[0]} ({why})")
+    judged = judge(matched.pairs, threshold)
     repeats = f"Left out: {units.count(matched.repeats, 'line')} of controls, or of rows that have a later line."
     return verdicts.Comparison(
-        old=whose,
-        new=str(arguments.runs[-1]),
+        old=names[0],
+        new=names[1],
         judged=judged,
         growths=grown(matched.pairs),
-        groups=groups(judged, arguments.group, arguments.threshold) if arguments.group else None,
+        groups=groups(judged, group, threshold) if group else None,
         unjudged=unjudged(matched.pairs),
-        threshold=arguments.threshold,
-        strict_peers=arguments.strict_peers,
+        threshold=threshold,
         notes=[repeats] if matched.repeats else [],
     )
 

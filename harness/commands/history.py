@@ -15,7 +15,8 @@ from harness.compare import THRESHOLD
 from harness.history import HISTORY, Point, Series, add, by_series, history_of, points, read
 from harness.names import UsageError, path_of, split_names, text_of
 from harness.registry import matches
-from harness.steps import FALSE_ALARMS, Step, find_steps
+from harness.report.trends import step_words, steps_in
+from harness.steps import FALSE_ALARMS, Step
 from harness.store import load
 
 
@@ -73,7 +74,7 @@ def _show(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--impl and --case choose none of {len(by_series(found))} rows")
     # Each series gets its part of the allowance, so that the whole page keeps it.
     level = arguments.false_alarms / len(series)
-    steps = {key: _steps(line, level, arguments.threshold) for key, line in series.items()}
+    steps = {key: steps_in(line, level, arguments.threshold) for key, line in series.items()}
     if arguments.json:
         print(json.dumps([_data(line, steps[key]) for key, line in series.items()], indent=1))
     else:
@@ -99,11 +100,6 @@ def _is_chosen(point: Point, arguments: argparse.Namespace) -> bool:
     )
 
 
-def _steps(line: Sequence[Point], level: float, threshold: float | None) -> list[Step]:
-    least = THRESHOLD.get(line[0].device_kind, THRESHOLD["cpu"]) if threshold is None else threshold
-    return find_steps([point.launch_s for point in line], level, least)
-
-
 def _table(series: Mapping[Series, Sequence[Point]], steps: Mapping[Series, Sequence[Step]]) -> str:
     """A line a row, and below it a line a step."""
     from tabulate import tabulate
@@ -115,19 +111,10 @@ def _table(series: Mapping[Series, Sequence[Point]], steps: Mapping[Series, Sequ
         scale = time_scale(line[0].device_kind, [point.launch_s for point in line])
         first, last = (f"{scale.show(point.launch_s)} {scale.unit}" for point in (line[0], line[-1]))
         lines.append([line[-1].label, len(line), first, last, len(steps[key])])
-        told += [f"{line[-1].label}: {_words(line, step)}" for step in steps[key]]
+        told += [f"{line[-1].label}: {step_words(line, step)}" for step in steps[key]]
     heads = ["row", "runs", "first", "last", "steps"]
     table: str = tabulate(lines, headers=heads, disable_numparse=True)
     return "\n".join([table, *(told or ["no step in any row"])])
-
-
-def _words(line: Sequence[Point], step: Step) -> str:
-    from harness.report.verdicts import change
-
-    before, after = line[step.at - 1], line[step.at]
-    kernel = ", same binary" if before.kernel and before.kernel == after.kernel else ""
-    where = f"at revision {after.revision} (run {after.run}; before it {before.revision}, run {before.run}){kernel}"
-    return f"{change(step.ratio)} {where}, p = {step.probability:.1g}"
 
 
 def _data(line: Sequence[Point], steps: Sequence[Step]) -> dict[str, Any]:

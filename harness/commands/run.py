@@ -136,6 +136,7 @@ def _tell(
     records: Sequence[Record], folder: Path, arguments: argparse.Namespace, show: Callable[[Sequence[Record]], None]
 ) -> None:
     from harness.report import write_report
+    from harness.report.beside import of_run
 
     # With --json, standard output is for records alone.
     stream = sys.stderr if arguments.json else sys.stdout
@@ -146,7 +147,10 @@ def _tell(
         show(records)
     print(f"records: {printable(folder / 'records.jsonl')}", file=stream)
     if arguments.command == "run":
-        for path in write_report(records, folder):
+        beside, problems = of_run(folder, records)
+        for problem in problems:
+            print(f"pagedbench: {problem}", file=sys.stderr)
+        for path in write_report(records, folder, beside):
             print(f"report:  {printable(path)}", file=stream)
 
 

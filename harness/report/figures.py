@@ -28,7 +28,10 @@ class Figure:
 
 
 def styles(records: Iterable[Record]) -> dict[str, plots.Style]:
-    """Give every row, by `record.row`, its look in the whole report: colour and dash by implementation, marker by layout."""
+    """Give every row, by `record.row`, its look in the whole report: colour and dash by implementation, marker by layout.
+
+    Neighbours differ in dash as well: not everybody sees eight colours.
+    """
     impls: dict[str, int] = {}
     layouts: dict[str, int] = {}
     made = {}
@@ -36,7 +39,7 @@ def styles(records: Iterable[Record]) -> dict[str, plots.Style]:
         if record.role == "implementation":
             impl, layout = impls.setdefault(record.impl, len(impls)), layouts.setdefault(record.layout, len(layouts))
             made[record.row] = plots.Style(
-                colour=impl % plots.NUM_COLOURS, dash=impl // plots.NUM_COLOURS % plots.NUM_DASHES,
+                colour=impl % plots.NUM_COLOURS, dash=impl % plots.NUM_DASHES,
                 marker=layout % len(plots.MARKERS),
             )
     return made

@@ -1,9 +1,7 @@
-"""report.html: one file that needs nothing else. This page chooses what is shown; report.html.j2 says how it is set."""
+"""report.html: one file that needs nothing else. This page chooses what is shown; the templates say how it is set."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,46 +10,77 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from harness.audit import audit
 from harness.record import Record
-from harness.report import figures, reasons, rows, tables, units
+from harness.report import against, figures, heat, kills, pool, reasons, rows, standing, tables, trends, units, verdicts
+from harness.report.again import command
+from harness.report.beside import Beside
 
 _HERE = Path(__file__).parent
-
-#: what a heat map's cell shows of a row that has no share of the ceiling
-MARKS = {"ok": "ok", "wrong": "W", "failed": "F", "timeout": "T", "unsupported": "·", "skipped": "s"}
+_SCRIPTS = ("tables.js", "marks.js", "page.js")
 
 
-def html(records: Sequence[Record]) -> str:
+def html(records: Sequence[Record], beside: Beside | None = None) -> str:
     """Return the whole report. Every text of a record is escaped; nothing is fetched when it is opened."""
-    loader = jinja2.FileSystemLoader(_HERE)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"breakable": _breakable, "id": id}
+    beside = beside or Beside()
     left_out = set(map(id, rows.nowhere(records)))
     groups = rows.by_case(record for record in records if id(record) not in left_out)
-    verdict, good = reasons.verdict(records)
+    verdict, good = _verdict(records, beside)
     counts = reasons.tally(records)
-    return environment.get_template("report.html.j2").render(
+    found = trends.find_trends(beside.history, records)
+    return _environment().get_template("report.html.j2").render(
         css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
-        js=Markup((_HERE / "report.js").read_text(encoding="utf-8")),
+        js=Markup("\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
         verdict=verdict, good=good,
         summary=reasons.summary_line(records), runs=list(dict.fromkeys((r.run, r.suite, r.device) for r in records)),
         statuses=[status for status in ("ok", *reasons.ORDER) if any(counter[status] for counter in counts.values())],
         tally=counts,
         reasons=reasons.reasons(records), bad=reasons.BAD, left_out=left_out,
         doubted=rows.DOUBTED, flagged=rows.FLAGGED,
-        overview=[_overview(index, group) for index, group in enumerate(groups)], timed=any(group.timed for group in groups),
-        arithmetic=any(rows.is_arithmetic(group.first) for group in groups),
-        heat_maps=heat_maps(groups), marks=MARKS, curves=figures.curve_figures(records),
-        memory=figures.memory_figure(records), cases=[_case(group) for group in groups],
-        facts=list(tables.fact_tables(records)),
+        overview=[_overview(index, group) for index, group in enumerate(groups)
+                  if group.timed or reasons.faults(group)],
+        timed=any(group.timed for group in groups), arithmetic=any(rows.is_arithmetic(group.first) for group in groups),
+        standings=standing.standings(groups), case_names=[group.first.case for group in groups],
+        comparisons=beside.comparisons, against=against.beside(beside.comparisons), loud=against.loud,
+        heat_maps=heat.heat_maps(groups), marks=heat.MARKS, curves=figures.curve_figures(records),
+        trends=found, step_table=trends.step_table(found), trend_table=trends.trend_table(found),
+        trend_figures=trends.trend_figures(found), num_steps=sum(len(trend.steps) for trend in found),
+        memory=figures.memory_figure(records), pool=beside.pool, pools=pool.pool_figures(beside.pool) if beside.pool else [],
+        pool_pictures=pool.embedded(beside.pool) if beside.pool else [],
+        cases=[_case(group, beside) for group in groups],
+        matrix=_matrix(records, beside), facts=list(tables.fact_tables(records, beside.facts)),
     )  # fmt: skip
+
+
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    made.filters |= {
+        "breakable": _breakable, "id": id, "percent": units.percent, "ratio": units.ratio, "count": units.count,
+        "change": against.change_of_share, "headline": verdicts.headline, "moved": verdicts.change, "spread": verdicts.spread,
+        "cost": verdicts.cost_line,
+    }  # fmt: skip
+    return made
 
 
 def _breakable(name: str) -> Markup:
     """Let a long name break where people would: after "." and "_", before "["."""
     return Markup(re.sub(r"(?<=[._])(?=\w)|(?=\[)", "<wbr>", str(escape(name))))
+
+
+def _verdict(records: Sequence[Record], beside: Beside) -> tuple[str, bool]:
+    """The page's first line, and whether it is good news: what is wrong, then what is slower than other runs."""
+    text, good = reasons.verdict(records)
+    alarms = [alarm for comparison in beside.comparisons if (alarm := against.alarms(comparison))]
+    return "; ".join([text, *alarms]), good and not alarms
+
+
+def _matrix(records: Sequence[Record], beside: Beside) -> kills.Grid | None:
+    """The kill matrix of the audit that was given, else of the records' own controls."""
+    found = beside.audit or (audit(records) if any(record.role == "control" for record in records) else None)
+    return kills.grid(found, beside.faults) if found else None
 
 
 def _overview(index: int, group: rows.CaseRows) -> dict[str, Any]:
@@ -73,105 +102,36 @@ def _fastest(record: Record | None, group: rows.CaseRows, scale: units.Scale) ->
         return None
     return {
         "name": record.row, "time": f"{scale.show(rows.time_s(record))} {scale.unit}", "best": group.is_crowned(record),
-        "mark": rows.mark(record), "flags": _flags(record),
+        "mark": rows.mark(record), "flags": units.flags(record.flags),
     }  # fmt: skip
 
 
-def _flags(record: Record) -> str:
-    return "; ".join(map(units.prose, record.flags))
-
-
-def _case(group: rows.CaseRows) -> dict[str, Any]:
+def _case(group: rows.CaseRows, beside: Beside) -> dict[str, Any]:
     """One case: its table's cells with what is drawn beside them, then the rows that have no time."""
     table = tables.case_table(group)
     heads = [head for head in table.heads if head != "flags"]  # flags stand below the name, where they are seen
-    share = heads.index("of ceiling") if "of ceiling" in heads else -1
+    has_ceiling = "of ceiling" in heads
+    barred = next((heads.index(head) for head in ("of ceiling", "to best") if head in heads), -1)
     timed = [
-        {"cells": cells[: len(heads)], "share": rows.share(record), "best": group.is_crowned(record),
-         "role": record.role, "command": rows.command(record), "flags": list(map(units.prose, record.flags))}
+        {"cells": cells[: len(heads)], "share": _drawn(group, record, has_ceiling), "best": group.is_crowned(record),
+         "role": record.role, "command": command(record, beside.facts), "flags": list(map(units.prose, record.flags))}
         for record, cells in zip(group.timed, table.lines, strict=True)
     ]
     untimed = [
-        {"name": group.label(record), "status": record.status, "role": record.role, "said": _said(record),
-         "command": rows.command(record), "flags": list(map(units.prose, record.flags))}
+        {"name": group.label(record), "status": record.status, "role": record.role, "said": reasons.said(record),
+         "command": command(record, beside.facts), "flags": list(map(units.prose, record.flags))}
         for record in group.untimed
     ]
     return {
         "name": group.first.case, "op": group.first.op, "digest": group.first.case_digest, "run": group.first.run,
         "device": group.first.device, "shape": rows.describe(group.first.shape), "ceiling": tables.ceiling_line(group),
-        "heads": heads, "share": share, "timed": timed, "untimed": untimed,
+        "heads": heads, "barred": barred, "relative": not has_ceiling, "timed": timed, "untimed": untimed,
     }  # fmt: skip
 
 
-def _said(record: Record) -> str:
-    """What stands in place of a time: the reason in brief, or how near a right row came to what is allowed."""
-    if record.reason:
-        return reasons.brief(record.reason)
-    error = rows.worst_error(record)
-    return "not timed" if error is None else f"not timed; largest error {units.of_allowed(error)} of what is allowed"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """Shares in percent, cases down and rows across, the best first.
-
-    columns    (implementation, layout and whatever tells rows apart)
-    lines      (index of the case, its name, whether its shares are of the fastest row, cells); a cell is (text, class, title)
-    """
-
-    title: str
-    columns: Sequence[tuple[str, str]]
-    lines: Sequence[tuple[int, str, bool, Sequence[tuple[str, str, str]]]]
-
-
-def heat_maps(groups: Sequence[rows.CaseRows]) -> list[HeatMap]:
-    """Return a map for each operator, device and run: what may be compared."""
-    places: dict[tuple[str, str, str], list[tuple[int, rows.CaseRows]]] = collections.defaultdict(list)
-    for index, group in enumerate(groups):
-        places[group.first.op, group.first.device, group.first.run].append((index, group))
-    is_plain = len(places) == len({op for op, _, _ in places})
-    return [_heat_map(place[0] if is_plain else ", ".join(place), found) for place, found in places.items()]
-
-
-def _heat_map(name: str, groups: Sequence[tuple[int, rows.CaseRows]]) -> HeatMap:
-    """Of the ceiling; of the fastest row in cases that have none."""
-    totals: dict[str, float] = collections.defaultdict(float)
-    shown = []
-    for index, group in groups:
-        shares: dict[str, tuple[Record, float | None]] = {}
-        for record in (*group.timed, *group.untimed):
-            if record.role == "implementation" and (label := group.label(record)) not in shares:
-                share = rows.share(record) if group.ceiling else _of_fastest(group, record)
-                shares[label] = (record, share)
-                totals[label] += share or 0.0
-        shown.append((index, group, shares))
-    columns = sorted(totals, key=lambda label: -totals[label])
-    with_ceiling = [group for _, group, _ in shown if group.ceiling]
-    lines = [
-        (index, group.first.case, bool(with_ceiling and group.timed and not group.ceiling),
-         [_cell(*shares[label], not group.ceiling) if label in shares else ("", "", "") for label in columns])
-        for index, group, shares in shown
-    ]  # fmt: skip
-    of = "percent of the fastest, for want of a ceiling" if any(group.timed for _, group in groups) else "no times"
-    of = "percent of the measured ceiling" if with_ceiling else of
-    of += "; of the fastest where it says so" if any(relative for _, _, relative, _ in lines) else ""
-    return HeatMap(title=f"{name}: {of}", columns=[_head(label) for label in columns], lines=lines)
-
-
-def _head(label: str) -> tuple[str, str]:
-    impl, bracket, rest = label.partition("[")
-    return impl, bracket + rest
-
-
-def _of_fastest(group: rows.CaseRows, record: Record) -> float | None:
+def _drawn(group: rows.CaseRows, record: Record, has_ceiling: bool) -> float | None:
+    """The length of a row's bar: its share of the ceiling; in a case that has none, of the fastest row's speed."""
+    if has_ceiling:
+        return rows.share(record)
     ratio = group.to_best(record)
     return 1 / ratio if ratio else None
-
-
-def _cell(record: Record, share: float | None, relative: bool) -> tuple[str, str, str]:
-    if share is None or record.status != "ok":
-        return MARKS[record.status], record.status, f"{record.status}: {_said(record)}"
-    rate = tables.rate_scale(record)
-    look = f"h{min(max(int(10 * share), 0), 10)}" + (" relative" if relative else "")
-    title = f"{rate.show(rows.rate(record), 3)} {rate.unit}" + (f"; {_flags(record)}" if record.flags else "")
-    return f"{100 * share:.0f}{rows.mark(record)}", look, title

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import string
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.audit import Audit
 from harness.report.markdown import code, escape, table
@@ -48,6 +49,48 @@ def markdown_matrix(found: Audit, faults: dict[str, str]) -> str:
         *(f"- {escape(line)}" for line in _findings(found)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The matrix as a page shows it. A cell is (letter, what it means).
+
+    heads       of the columns: (character, case)
+    letters     (letter, check)
+    lines       control, what it does wrong, "7 of 7", "caught" or "survives" or "broken" or "unjudged", cells
+    findings    what to act on
+    """
+
+    heads: Sequence[tuple[str, str]]
+    letters: Sequence[tuple[str, str]]
+    lines: Sequence[tuple[str, str, str, str, Sequence[tuple[str, str]]]]
+    score: str
+    findings: Sequence[str]
+
+
+def grid(found: Audit, faults: Mapping[str, str]) -> Grid:
+    """Return the kill matrix for report.html; `faults` says of each control what it does wrong, as far as that is known."""
+    letters, heads = check_letters(found), _case_heads(found)
+    lines = []
+    for name, kills in found.kills.items():
+        passed = found.passed[name]
+        cells = [
+            (letters[kills[case]], f"caught by {kills[case]} on {case}") if case in kills
+            else (PASSED, f"passed on {case}") if case in passed else (BLANK, "")
+            for case in found.cases
+        ]  # fmt: skip
+        caught = f"{len(kills)} of {len(kills) + len(passed)}"
+        lines.append((_short(name), faults.get(name, ""), caught, _became(found, name), cells))
+    return Grid(
+        heads=[(mark, case) for case, mark in heads.items()], letters=[(letter, check) for check, letter in letters.items()],
+        lines=lines, score=_score(found), findings=list(_findings(found))[:-1],
+    )  # fmt: skip
+
+
+def _became(found: Audit, name: str) -> str:
+    if name in found.survivors:
+        return "survives"
+    return "caught" if found.kills[name] else "broken" if name in found.broken else "unjudged"
 
 
 def check_letters(found: Audit) -> dict[str, str]:

@@ -9,6 +9,7 @@ import tabulate
 
 from harness.record import Record
 from harness.report import reasons, rows, tables, units
+from harness.report.again import command
 
 Cells = list[str]
 
@@ -93,7 +94,7 @@ def _case(group: rows.CaseRows) -> Iterator[str]:
         shown[1] += _mark(record)
         lines.append([f"**{cell}**" for cell in shown[:2]] + shown[2:] if group.is_crowned(record) else shown)
     yield table(table_of.heads, lines, words=1)
-    yield "The fastest again: " + code(rows.command(group.timed[0]))
+    yield "The fastest again: " + code(command(group.timed[0]))
 
 
 def _others(records: Sequence[Record]) -> Iterator[str]:

@@ -73,30 +73,32 @@ def lines(series: Sequence[Series], ceiling: Sequence[tuple[float, float]], x_la
     def place_y(y: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * y / ticks[-1]
 
-    parts = [_frame_y(ticks, place_y), _frame_x(xs, place_x), _labels(x_label, y_label)]
+    parts = [frame_y(ticks, place_y), _frame_x(xs, place_x), axis_names(x_label, y_label)]
     if ceiling:
         parts.append(Markup('<path class="ceiling" d="{}"><title>{}</title></path>').format(
             _path([(place_x(x), place_y(y)) for x, y in ceiling]), "measured ceiling"))
     for one in series:
         dots = [(place_x(p.x), place_y(p.y), place_y(p.low), place_y(p.high), p.title) for p in one.points]
         parts.append(Markup('<g class="{}">{}</g>').format(one.style.classes, _marks(dots, MARKERS[one.style.marker])))
-    return _svg(HEIGHT, title, parts)
+    return svg(HEIGHT, title, parts)
 
 
 def _marks(dots: Sequence[tuple[float, float, float, float, str]], marker: str) -> Markup:
-    """A line through the dots, the interval of each where it can be seen, and its marker with its title."""
+    """A line through the dots, the band of their intervals where it can be seen, and each marker with its title."""
     line = Markup('<path class="line" d="{}"/>').format(_path([(x, y) for x, y, *_ in dots]))
-    bars = "".join(f"M{x:.1f},{low:.1f}V{high:.1f}" for x, _, low, high, _ in dots if low - high >= 1)
-    whiskers = Markup('<path class="whisker" d="{}"/>').format(bars) if bars else Markup("")
+    edge = [(x, high) for x, _, _, high, _ in dots] + [(x, low) for x, _, low, _, _ in reversed(dots)]
+    is_seen = any(low - high >= 1 for _, _, low, high, _ in dots)
+    band = Markup('<path class="band" d="{}z"/>').format(_path(edge)) if is_seen else Markup("")
     heads = Markup("").join(
         Markup('<path class="mark" transform="translate({:.1f},{:.1f})" d="{}"><title>{}</title></path>').format(
             x, y, marker, title)
         for x, y, _, _, title in dots
     )
-    return line + whiskers + heads
+    return band + line + heads
 
 
-def _frame_y(ticks: Sequence[float], at: Callable[[float], float]) -> Markup:
+def frame_y(ticks: Sequence[float], at: Callable[[float], float]) -> Markup:
+    """Draw a line and a number for each tick of the vertical axis."""
     return Markup("").join(
         Markup('<path class="grid" d="M{},{:.1f}H{}"/><text class="tick end" x="{}" y="{:.1f}">{}</text>').format(
             LEFT, at(tick), WIDTH - RIGHT, LEFT - 5, at(tick) + 4, f"{tick:g}")
@@ -117,7 +119,8 @@ def _frame_x(xs: Sequence[float], at: Callable[[float], float]) -> Markup:
     return Markup("").join(parts)
 
 
-def _labels(x_label: str, y_label: str) -> Markup:
+def axis_names(x_label: str, y_label: str) -> Markup:
+    """Write what the axes are."""
     return Markup(
         '<text class="mid" x="{}" y="{}">{}</text><text class="mid" transform="translate(12,{}) rotate(-90)">{}</text>'
     ).format((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, (TOP + HEIGHT - BOTTOM) / 2, y_label)
@@ -127,7 +130,8 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _svg(height: float, title: str, parts: Sequence[Markup]) -> Markup:
+def svg(height: float, title: str, parts: Sequence[Markup]) -> Markup:
+    """Return a picture of WIDTH by `height` units made of `parts`."""
     return Markup('<svg class="plot" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
         WIDTH, height, title, Markup("").join(parts))
 
@@ -166,10 +170,11 @@ def spans(lines_of: Sequence[Span], ticks: Sequence[tuple[float, str]], title: s
         y = TOP + step * index + 20
         parts.append(Markup('<text class="name" x="{}" y="{}">{}</text><path class="grid" d="M{},{}H{}"/>').format(
             left, y - 8, span.name, left, y, WIDTH - left))
-        for value, kind, text in span.marks:
-            parts.append(Markup('<g class="series c{}"><path class="mark" transform="translate({:.1f},{})" d="{}">'
-                                "<title>{}</title></path></g>").format(kind, place_x(value), y, MARKERS[kind], text))
-    return _svg(height, title, parts)
+        for value, kind, text in span.marks:  # kinds on either side of the line: equal values would hide each other
+            mark = Markup('<g class="series c{}"><path class="mark" transform="translate({:.1f},{})" d="{}">'
+                          "<title>{}</title></path></g>")
+            parts.append(mark.format(kind, place_x(value), y + 6 * kind - 3, MARKERS[kind], text))
+    return svg(height, title, parts)
 
 
 def nice_ticks(top: float, most: int = 6) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from harness.record import STATUSES, Record
 from harness.report import units
 from harness.report.ranges import merged, pattern
-from harness.report.rows import SIDES, CaseRows, side
+from harness.report.rows import SIDES, CaseRows, side, worst_error
 
 #: statuses with which no row should end, in words
 BAD = {"wrong": "wrong", "failed": "failed", "timeout": "timed out"}
@@ -96,6 +96,14 @@ def reasons(records: Iterable[Record], statuses: Sequence[str] = ORDER) -> list[
 def brief(reason: str) -> str:
     """Return the first and the last line of a reason on one line: what was tried, and what came of it."""
     return " … ".join(line if len(line) <= _LENGTH else f"{line[:_LENGTH]} …" for line in _ends(reason))
+
+
+def said(record: Record) -> str:
+    """What stands in place of a time: the reason in brief, or how near a right row came to what is allowed."""
+    if record.reason:
+        return brief(record.reason)
+    error = worst_error(record)
+    return "not timed" if error is None else f"not timed; largest error {units.of_allowed(error)} of what is allowed"
 
 
 def _ends(text: str) -> list[str]:

@@ -1,11 +1,10 @@
-"""What a report shows beside a record's own fields: rates, ratios, doubts, rows by case, the command that runs one again."""
+"""What a report shows beside a record's own fields: rates, ratios, doubts, rows by case."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -119,16 +118,6 @@ def whole_numbers(shape: Mapping[str, Any], field: str) -> tuple[int, ...]:
     return tuple(values) if values and good else ()
 
 
-def command(record: Record) -> str:
-    """Return the command that runs exactly this row again, quoted for a shell."""
-    words = ["pagedbench", "run", "--impl", record.row, "--case", record.case]
-    for name, value in record.params.items():
-        words += ["--set", f"{name}={value}"]
-    if record.device_kind == "cpu":
-        words += ["--device", "cpu"]
-    return " ".join(word if word.startswith("--") else shlex.quote(word) for word in words)
-
-
 def describe(shape: Mapping[str, Any]) -> str:
     """Return a case's shape in a line: "64 x 8192 tokens, heads 32/8 x 128, block 16, bf16"."""
     parts = []
@@ -204,6 +193,15 @@ def by_case(records: Iterable[Record]) -> list[CaseRows]:
     for record in records:
         groups[record.run, record.device, record.op, record.case, record.case_digest].append(record)
     return [_case_rows(group) for group in groups.values()]
+
+
+def by_place(groups: Iterable[CaseRows]) -> dict[str, list[tuple[int, CaseRows]]]:
+    """What may be compared over cases, under its name: the groups, with their indices, of one operator, device and run."""
+    places: dict[tuple[str, str, str], list[tuple[int, CaseRows]]] = collections.defaultdict(list)
+    for index, group in enumerate(groups):
+        places[group.first.op, group.first.device, group.first.run].append((index, group))
+    is_plain = len(places) == len({op for op, _, _ in places})
+    return {place[0] if is_plain else ", ".join(place): found for place, found in places.items()}
 
 
 def _case_rows(group: Sequence[Record]) -> CaseRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -103,14 +104,14 @@ def ceiling_line(group: rows.CaseRows) -> str:
     return "; ".join(parts or ["no ceiling was measured"]) + "."
 
 
-def fact_tables(records: Sequence[Record]) -> Iterator[tuple[str, Sequence[Table]]]:
+def fact_tables(records: Sequence[Record], facts: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Sequence[Table]]]:
     """Yield (title, tables) of everything that is not a time; what has no line is left out."""
     found = (
         ("Checks", [checks(records)]),
         ("What was inside the timed region", [ledgers(records)]),
         ("Kernels", kernels(records)),
         ("Conditions during the samples", [conditions(records)]),
-        ("Environment", [environment(records)]),
+        ("Environment", [environment(records, facts)]),
     )
     yield from ((title, [one.filled() for one in tables]) for title, tables in found if any(one.lines for one in tables))
 
@@ -211,6 +212,30 @@ def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _named_leaves(facts: Mapping[str, Any], stem: str = "") -> Iterator[tuple[str, str]]:
+    """Flatten nested facts under all their names, as people write them: ("device memory", "150 GB")."""
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _named_leaves(value, f"{stem}{name.removesuffix('_s')} ")
+        elif value is not None and value not in ([], ()):
+            ending, text = _with_unit(name, value)
+            yield f"{stem}{name.removesuffix(ending)}".replace("_", " "), text
+
+
+def _with_unit(name: str, value: Any) -> tuple[str, str]:
+    """A value whose name ends in its unit as people read it, and that ending; any other as it is."""
+    if rows.is_number(value):
+        if name.endswith("_bytes_per_s"):
+            return "_bytes_per_s", f"{units.size(value)}/s"
+        if name.endswith("_bytes"):
+            return "_bytes", units.size(value)
+        if name.endswith("_hz"):
+            return "_hz", f"{value / 1e6:.0f} MHz"
+        if name.endswith("_s"):
+            return "_s", units.prose(f"{value:.6g} s")
+    return "", units.plain(value)
+
+
 def _range(numbers: Sequence[float]) -> str:
     least, most = min(numbers), max(numbers)
     return units.plain(least) if least == most else f"{units.plain(least)} to {units.plain(most)}"
@@ -224,12 +249,18 @@ def _words(name: str) -> str:
     return text.replace("_", " ")
 
 
-def environment(records: Iterable[Record]) -> Table:
-    """Return run, device and toolchain; a name that had several values gets a line for each."""
+def environment(records: Iterable[Record], facts: Mapping[str, Any] | None = None) -> Table:
+    """Return run, device and toolchain, and what else run.json says; a name that had several values gets a line for each."""
     found: dict[tuple[str, str], None] = {}
     for record in records:
         own = {"run": record.run, "suite": record.suite, "device": record.device}
         found.update(dict.fromkeys((name, str(value)) for name, value in {**own, **record.toolchain}.items()))
     started = [record.started_at for record in records]
+    facts = facts or {}
+    given = facts.get("arguments")
+    if isinstance(given, list):
+        found["command", shlex.join(["pagedbench", *map(str, given)])] = None
+    told = {name: value for name, value in facts.items() if name not in ("run", "command", "arguments", "toolchain")}
+    found.update(dict.fromkeys(_named_leaves(told)))
     times = {("first row started", min(started)): None, ("last row started", max(started)): None} if started else {}
     return Table(heads=("what", "value"), lines=(*found, *times), words=2)

@@ -135,6 +135,11 @@ def prose(text: str) -> str:
     return _RAW.sub(shown, text)
 
 
+def flags(found: Iterable[str]) -> str:
+    """Return a row's flags as one line."""
+    return "; ".join(map(prose, found))
+
+
 def plain(value: object) -> str:
     """Return a value of which only the name is known, as in NVML facts and versions; numbers to 4 digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):

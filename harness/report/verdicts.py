@@ -94,13 +94,13 @@ def terminal(comparison: Comparison) -> str:
     if comparison.groups is not None:
         heads = ["verdict", "implementation", "rows", "change", "95% interval", "why"]
         parts.append(_plain(heads, [_group_cells(group) for group in comparison.groups]))
-    rows = [row for row in _worst_first(comparison.judged) if row.verdict != "SAME"]
+    rows = [row for row in worst_first(comparison.judged) if row.verdict != "SAME"]
     timed = [row for row in rows if row.difference is not None]
     if timed:
         heads = ["verdict", "row", "case", "old", "new", "change", "95% interval"]
         parts.append(_plain(heads, [_cells(row) for row in timed]))
     parts += _reasons(rows)
-    parts += [_cost_line(growth) for growth in comparison.growths]
+    parts += [cost_line(growth) for growth in comparison.growths]
     text = "\n".join([*parts, *comparison.all_notes()])
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
@@ -109,7 +109,7 @@ def _reasons(rows: Sequence[Judged]) -> Iterator[str]:
     """A line for each verdict and reason, with the rows that it is of."""
     found: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
     for row in rows:
-        found[row.verdict, _why(row)].append(f"{label(row.record)} on {row.record.case}")
+        found[row.verdict, reason_of(row)].append(f"{label(row.record)} on {row.record.case}")
     for (verdict, why), names in found.items():
         more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
         yield f"{verdict} {', '.join(names[:LISTED])}{more}: {why}"
@@ -122,11 +122,11 @@ def markdown(comparison: Comparison) -> str:
         cells = [[cell if i else f"**{cell}**" for i, cell in enumerate(_group_cells(g))] for g in comparison.groups]
         lines = [[line[0], code(line[1]), *map(escape, line[2:])] for line in cells]
         parts.append(_pipe(["verdict", "implementation", "rows", "change", "95% interval", "why"], lines))
-    rows = _worst_first(comparison.judged)
+    rows = worst_first(comparison.judged)
     loud = [row for row in rows if row.verdict not in CALM]
     parts += list(_row_table(loud))
     if comparison.growths:
-        parts.append("Costs that grew:\n\n" + "\n".join(f"- {escape(_cost_line(g))}" for g in comparison.growths[:MOST]))
+        parts.append("Costs that grew:\n\n" + "\n".join(f"- {escape(cost_line(g))}" for g in comparison.growths[:MOST]))
         if len(comparison.growths) > MOST:
             parts.append(f"and {len(comparison.growths) - MOST} more costs.")
     parts += [escape(note) for note in comparison.all_notes()]
@@ -142,13 +142,14 @@ def _row_table(rows: Sequence[Judged]) -> Iterator[str]:
     lines = []
     for row in rows[:MOST]:
         cells = _cells(row)
-        lines.append([f"**{cells[0]}**", code(cells[1]), code(cells[2]), *cells[3:], escape(_why(row))])
+        lines.append([f"**{cells[0]}**", code(cells[1]), code(cells[2]), *cells[3:], escape(reason_of(row))])
     yield _pipe(["verdict", "row", "case", "old", "new", "change", "95% interval", "why"], lines)
     if len(rows) > MOST:
         yield f"and {len(rows) - MOST} more rows; `records.jsonl` and `--json` have all."
 
 
-def _worst_first(rows: Sequence[Judged]) -> list[Judged]:
+def worst_first(rows: Sequence[Judged]) -> list[Judged]:
+    """Order rows by verdict, then by how far they moved."""
     def badness(row: Judged) -> tuple[int, float]:
         return VERDICTS.index(row.verdict), -abs(row.difference.log_ratio) if row.difference else 0.0
 
@@ -173,7 +174,8 @@ def _group_cells(group: Group) -> list[str]:
     return [group.verdict, group.row, str(group.num_rows), ratio, spread(group.difference), _brief(group.reason)]
 
 
-def _why(row: Judged) -> str:
+def reason_of(row: Judged) -> str:
+    """The reason in brief, and what else changed."""
     return "; ".join([_brief(row.reason), *row.labels])
 
 
@@ -182,7 +184,8 @@ def _brief(reason: str) -> str:
     return words if len(words) <= LENGTH else f"{words[:LENGTH]} ..."
 
 
-def _cost_line(growth: Growth) -> str:
+def cost_line(growth: Growth) -> str:
+    """What grew of a row, from what to what."""
     show = _UNITS[growth.cost.unit]
     record = growth.record
     return f"COSTLIER {label(record)} on {record.case}: {growth.cost.name} {show(growth.old)} -> {show(growth.new)}"

@@ -1,6 +1,5 @@
-"""What is derived from records: verdicts, commands, shapes in words; and that no record, however odd, breaks a report."""
+"""What is derived from records: verdicts, shapes in words; and that no record, however odd, breaks a report."""
 
-import shlex
 from dataclasses import replace
 
 import pytest
@@ -71,15 +70,6 @@ def test_what_runs_on_no_case_is_told_from_what_one_case_forbids(one):
 
     assert rows.nowhere([*cases, *barred, *partly]) == barred
     assert rows.nowhere([cases[0], barred[0]]) == []
-
-
-def test_a_command_survives_the_shell(one):
-    """Split by a shell, the command has the row, the case and every parameter, whatever characters they hold."""
-    odd = replace(one, impl="a.b c'd", params={"mode": "x y"}, device_kind="cpu")
-
-    assert shlex.split(rows.command(odd)) == [
-        "pagedbench", "run", "--impl", "a.b c'd[NHD]", "--case", one.case, "--set", "mode=x y", "--device", "cpu",
-    ]
 
 
 def test_the_worst_error_is_of_all_families(one):

@@ -1,0 +1,56 @@
+"""What a report shows beside the records: the run's own facts, other runs, the history, an audit, a pool's waste."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.audit import Audit
+from harness.history import HISTORY, Point, history_of, read
+from harness.record import Record
+from harness.report.pool import Pool
+from harness.report.verdicts import Comparison
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beside:
+    """All of it is optional: a report is made of records, and of what else there is.
+
+    facts          what run.json says: command, arguments, device, selftest, ...
+    comparisons    of the report's records, as the newer ones, with other runs
+    history        points of the records' devices, in the order of runs
+    audit          whose kill matrix is shown; faults: control -> what it does wrong
+    pool           what `pagedbench memory` found
+    """
+
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    comparisons: Sequence[Comparison] = ()
+    history: Sequence[Point] = ()
+    audit: Audit | None = None
+    faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pool: Pool | None = None
+
+
+def of_run(folder: Path, records: Sequence[Record], history: Path = HISTORY) -> tuple[Beside, list[str]]:
+    """Return what lies about a run, its run.json and its devices' histories, and a line for each line that is neither."""
+    points: list[Point] = []
+    problems: list[str] = []
+    for device in sorted({record.device for record in records}):
+        file = history_of(device, history)
+        if "/" not in device and file.is_file():  # a record may say anything of its device
+            found, odd = read(file)
+            points += found
+            problems += odd
+    return Beside(facts=facts_of(folder), history=points), problems
+
+
+def facts_of(folder: Path) -> Mapping[str, Any]:
+    """Return run.json, or nothing where there is none or it holds no object."""
+    try:
+        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
