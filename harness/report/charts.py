@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from harness.report.plots import BOTTOM, HEIGHT, LEFT, MARKERS, RIGHT, TOP, WIDTH, axis_names, frame_y, svg
 
-_CHARACTER = 6.5  # units that a character of an axis takes, about
+_CHARACTER = 7.5  # units that a character of an axis takes, about
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def _run_names(dots: Sequence[Dot], edges: Sequence[int], place_x: Callable[[flo
         text, x = dots[index].label[:9], place_x(index)
         half = _CHARACTER * len(text) / 2
         x = min(max(x, LEFT + half), WIDTH - half)
-        if all(x + half + 4 < start or x - half - 4 > end for start, end in taken):
+        if all(x + half + 6 < start or x - half - 6 > end for start, end in taken):
             taken.append((x - half, x + half))
             parts.append(Markup('<text class="tick mid" x="{:.1f}" y="{}">{}</text>').format(x, HEIGHT - BOTTOM + 16, text))
     return Markup("").join(parts)

@@ -216,7 +216,8 @@ def _named_leaves(facts: Mapping[str, Any], stem: str = "") -> Iterator[tuple[st
     """Flatten nested facts under all their names, as people write them: ("device memory", "150 GB")."""
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            yield from _named_leaves(value, f"{stem}{name.removesuffix('_s')} ")
+            inner = {f"{part}_s": seconds for part, seconds in value.items()} if name.endswith("_s") else value
+            yield from _named_leaves(inner, f"{stem}{name.removesuffix('_s')} ")
         elif value is not None and value not in ([], ()):
             ending, text = _with_unit(name, value)
             yield f"{stem}{name.removesuffix(ending)}".replace("_", " "), text
@@ -232,7 +233,7 @@ def _with_unit(name: str, value: Any) -> tuple[str, str]:
         if name.endswith("_hz"):
             return "_hz", f"{value / 1e6:.0f} MHz"
         if name.endswith("_s"):
-            return "_s", units.prose(f"{value:.6g} s")
+            return "_s", f"{units.decimal(value, 3)} s"
     return "", units.plain(value)
 
 

@@ -47,7 +47,7 @@ class Browser:
         """Load a file into a window of that size and wait until it has loaded."""
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._call("Emulation.setEmulatedMedia", media="screen", features=[scheme])
+        self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self._call("Emulation.setScriptExecutionDisabled", value=not script)
         loads = self._loads
         self._call("Page.navigate", url=file.as_uri())

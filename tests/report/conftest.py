@@ -10,6 +10,7 @@ import pytest
 
 from harness.ops.attention import AttentionCase
 from harness.record import Record, Samples
+from harness.rooms import load_room
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -62,6 +63,28 @@ def make_run(device_kind: str = "cuda", bandwidth: float = 4.47e12) -> list[Reco
         made.append(replace(_row(chance, case, "control.base2_lse", "HND", device_kind, 1.0, 0.0, role="control"),
                             status="wrong", reason="lse off by ln 2 on 64 of 64 rows", launch_s=None))
     return _mishaps(made)
+
+
+def full_run() -> list[Record]:
+    """What `--suite full` makes: 20 rows on every attention case, those of edges and faults checked and not timed."""
+    chance, suites = random.Random(1), load_room("cases").SUITES
+    untimed = {case.name for name in ("edges", "faults") for case in suites[name]}
+    made = [
+        _row(chance, case, impl, layout, "cuda", 4.47e12 * share, fixed)
+        for case in suites["full"] if case.op == "attention"
+        for impl, layouts, share, fixed in ROWS for layout in layouts
+    ]
+    bare: dict[str, Any] = {"launch_s": None, "plan_s": None, "energy_j": None, "power_w": None, "ceiling_share": None}
+    return [replace(record, **bare) if record.case in untimed else record for record in made]
+
+
+def slowed(records: list[Record], impl: str, by: float) -> list[Record]:
+    """The same rows, those of one implementation by so much longer."""
+    def scaled(samples: Samples) -> Samples:
+        values = tuple(value * by for value in samples.samples)
+        return Samples(median=samples.median * by, low=samples.low * by, high=samples.high * by, samples=values)
+
+    return [replace(r, launch_s=scaled(r.launch_s)) if r.impl == impl and r.launch_s else r for r in records]
 
 
 def _block_penalty(case: AttentionCase) -> float:

@@ -11,6 +11,7 @@ from harness.history import points
 from harness.report import Beside
 from harness.report.html import html as page_of
 from tests.report.browser import CHROMIUM, MISSING, chromium
+from tests.report.conftest import slowed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -32,15 +33,6 @@ def page(tmp_path_factory, gpu_run):
     file = tmp_path_factory.mktemp("report") / "report.html"
     file.write_text(page_of(gpu_run, beside), encoding="utf-8")
     return file
-
-
-def slowed(records, impl, by):
-    """The same rows, those of one implementation by so much longer."""
-    def scaled(samples):
-        return replace(samples, **{name: getattr(samples, name) * by for name in ("median", "low", "high")},
-                       samples=tuple(value * by for value in samples.samples))
-
-    return [replace(r, launch_s=scaled(r.launch_s)) if r.impl == impl and r.launch_s else r for r in records]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "link", "br", "wbr", "input"):
+        if tag not in ("meta", "link", "br", "wbr", "input", "img"):
             self.open.append(tag)
         if "id" in dict(attributes):
             self.ids.append(dict(attributes)["id"])
@@ -89,13 +89,6 @@ def test_names_cannot_break_out(hostile_run):
 
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-
-
-def test_a_full_run_stays_under_three_megabytes(gpu_run):
-    """2,244 rows, six times the synthetic run, make less than 3 MB."""
-    records = [replace(r, case=f"{r.case}.{i}", case_digest=f"{r.case_digest}{i}") for i in range(6) for r in gpu_run]
-
-    assert len(page_of(records).encode()) < 3e6
 
 
 def test_a_check_alone_makes_a_page(gpu_run):
