@@ -126,6 +126,8 @@ def _case(group: rows.CaseRows, beside: Beside) -> dict[str, Any]:
         "name": group.first.case, "op": group.first.op, "digest": group.first.case_digest, "run": group.first.run,
         "device": group.first.device, "shape": rows.describe(group.first.shape), "ceiling": tables.ceiling_line(group),
         "heads": heads, "barred": barred, "relative": not has_ceiling, "timed": timed, "untimed": untimed,
+        "fold": "" if timed else f"{units.count(len(untimed), 'row')} without a time: {reasons.counted(group.untimed)}",
+        "is_bad": bool(reasons.faults(group)),
     }  # fmt: skip
 
 

@@ -151,5 +151,10 @@ def summary_line(records: Iterable[Record]) -> str:
     return "; ".join([", ".join(parts), *others])
 
 
+def counted(records: Iterable[Record]) -> str:
+    """Return "20 ok, 3 unsupported"."""
+    return _counted(collections.Counter(record.status for record in records))
+
+
 def _counted(counter: Mapping[str, int]) -> str:
     return ", ".join(f"{counter[status]} {status}" for status in STATUSES if counter.get(status))

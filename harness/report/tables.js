@@ -55,6 +55,8 @@ function filter(section, words, status) {
       total += 1;
     }
     if (home !== section) home.hidden = !some;
+    const fold = table.closest("details.fold");
+    if (fold && some && words.length) fold.open = true;
   }
   status.textContent = words.length ? `${shown} of ${total} rows` : "";
 }

@@ -67,7 +67,7 @@ def opened(request, browser, page):
 def shown(browser, section):
     """The rows of a section that are not hidden."""
     rows = f"[...document.querySelectorAll('#{section} tbody tr')]"
-    return browser.value(f"{rows}.filter(row => row.getClientRects().length).length")
+    return browser.value(f"{rows}.filter(row => row.checkVisibility()).length")
 
 
 def colour(browser, expression, name="color"):
@@ -151,6 +151,19 @@ def test_typing_filters_every_table_of_a_section(opened):
     opened.value("document.querySelector('#cases input').select()")
     opened.type(" ")
     assert shown(opened, "cases") == every
+
+
+def test_a_filter_opens_what_it_finds(browser, tmp_path, gpu_run):
+    """A case without any time is folded; the words that a row in it has show that row."""
+    file = tmp_path / "report.html"
+    file.write_text(page_of([replace(r, launch_s=None) if r.case == "facts.i" else r for r in gpu_run]), encoding="utf-8")
+    browser.open(file, PHONE)
+    before = shown(browser, "cases")
+    browser.click("document.querySelector('#cases input')")
+    browser.type("facts.i torch.gather[NHD]")
+
+    assert before < len(gpu_run)
+    assert shown(browser, "cases") == 1
 
 
 @pytest.mark.parametrize(("section", "words", "left"), [

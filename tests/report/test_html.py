@@ -96,6 +96,7 @@ def test_a_check_alone_makes_a_page(gpu_run):
     text = page_of([replace(r, launch_s=None, plan_s=None, ceiling_share=None, ceiling_s=None) for r in gpu_run[:40]])
 
     assert "of what is allowed" in text
+    assert re.search(r"\d\d rows without a time: \d\d ok", text)
     assert 'id="curves"' not in text
 
 
