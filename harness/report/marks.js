@@ -41,8 +41,9 @@ for (const plot of document.querySelectorAll(".plot")) {
 }
 for (const map of document.querySelectorAll("table[data-rove]")) {
   const cells = [...map.tBodies[0].querySelectorAll("td:not(.n)")];
+  const heads = map.classList.contains("heat") ? [...map.tHead.rows[0].cells].map((head) => `${head.textContent}: `) : [];
   for (const cell of cells.filter((one) => one.title)) {
-    cell.dataset.tip = cell.title;
+    cell.dataset.tip = (heads[cell.cellIndex] || "") + cell.title;
     cell.setAttribute("aria-label", `${cell.textContent}: ${cell.title}`);
     cell.removeAttribute("title");
   }

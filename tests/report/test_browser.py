@@ -208,6 +208,7 @@ def test_arrows_go_from_mark_to_mark(opened):
     opened.press("ArrowDown")
     assert opened.value("document.activeElement.parentNode.rowIndex") == 2
     assert opened.value("document.activeElement.cellIndex") == 1
+    assert re.fullmatch(r"[\w.]+\[\w+\]: [\d.]+ TB/s", opened.value("document.querySelector('#tip').textContent"))
 
 
 def test_tab_comes_to_the_skip_link_first(opened):
