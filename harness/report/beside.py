@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.audit import Audit
+from harness.baseline import baseline_of
 from harness.history import HISTORY, Point, history_of, read
+from harness.names import UsageError
 from harness.record import Record
 from harness.report.pool import Pool
 from harness.report.verdicts import Comparison
@@ -39,12 +41,24 @@ def of_run(folder: Path, records: Sequence[Record], history: Path = HISTORY) -> 
     points: list[Point] = []
     problems: list[str] = []
     for device in sorted({record.device for record in records}):
-        file = history_of(device, history)
-        if "/" not in device and file.is_file():  # a record may say anything of its device
-            found, odd = read(file)
+        if file := _file_of(device, history):
+            try:
+                found, odd = read(file)
+            except UsageError as error:  # a report is made all the same
+                found, odd = [], [str(error)]
             points += found
             problems += odd
     return Beside(facts=facts_of(folder), history=points), problems
+
+
+def _file_of(device: str, history: Path) -> Path | None:
+    """A device's history, if there is one; a record may say anything of its device."""
+    try:
+        baseline_of(device)  # refuses what is no device's name
+        file = history_of(device, history)
+        return file if file.is_file() else None
+    except (UsageError, OSError):
+        return None
 
 
 def facts_of(folder: Path) -> Mapping[str, Any]:
