@@ -1,6 +1,7 @@
 """report.html: complete, true to the records, safe, self-contained. test_browser.py has it come alive."""
 
 import html.parser
+import itertools
 import re
 from dataclasses import replace
 
@@ -81,6 +82,23 @@ def test_the_page_needs_nothing_else(gpu_run, cpu_run):
         assert not re.search(r"https?://|url\(|@import", text)
         assert set(targets) - {"data:,"} <= {f"#{name}" for name in page.ids}
         assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_can_be_heard(gpu_run):
+    """Language, skip link and headings; boxes that take the focus and pictures have names, heads of tables a scope."""
+    tags = Page(page_of(gpu_run)).tags
+    boxes = [attributes for _, attributes in tags if attributes.get("tabindex") == "0"]
+    levels = [int(tag[1]) for tag, _ in tags if tag in ("h1", "h2", "h3", "h4")]
+
+    assert next(attributes for tag, attributes in tags if tag == "html")["lang"] == "en"
+    assert next(attributes for tag, attributes in tags if tag == "a")["href"] == "#main"
+    assert len(boxes) > 20
+    assert all(box["role"] == "region" and box["aria-label"].strip() for box in boxes)
+    assert all(attributes.get("scope") for tag, attributes in tags if tag == "th")
+    assert all(attributes.get("aria-label") or attributes.get("aria-hidden") for tag, attributes in tags if tag == "svg")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
 
 
 def test_names_cannot_break_out(hostile_run):
