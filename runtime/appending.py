@@ -105,7 +105,7 @@ def _plan_copies(books: Books, rows: list[int]) -> tuple[list[int], list[int], l
 
     Of k rows that share a block and all go on, the last writes in place.
     """
-    table, refs, index, copies = books.table, books.pool.refs, books.index, books.copies
+    table, index, copies = books.table, books.index, books.copies
     holders: dict[int, int] = {}
     to_copy, to_write, recomputed = [], [], []
     for row in rows:
@@ -113,7 +113,7 @@ def _plan_copies(books: Books, rows: list[int]) -> tuple[list[int], list[int], l
             recomputed.append(row)
             continue
         block = int(table.blocks[row, table.num_blocks[row] - 1])
-        left = holders.setdefault(block, int(refs[block]) - copies.holds(block))
+        left = holders.setdefault(block, int(books.pool.refs[block]) - copies.holds(block))
         if left > 1 or index.has_child(block):
             to_copy.append(row)
             holders[block] -= 1

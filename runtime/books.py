@@ -38,11 +38,14 @@ class Books:
 
     def dismiss(self, sequence_id: int, row: int) -> None:
         """Give back a sequence's blocks and its row."""
-        blocks = self.table.table(row).astype(np.int64)
-        self.table.remove(sequence_id)
+        blocks = self.table.table(row)
+        if len(self.copies):
+            self.drop(blocks)
+        else:
+            self.pool.drop_table(blocks, int(self.table.committed[row]) // self.block_size)
         if self.salts:
             self.salts.pop(sequence_id, None)
-        self.drop(blocks)
+        self.table.remove(sequence_id)
 
     def drop(self, blocks: NDArray[np.integer]) -> None:
         """Give `blocks` back, parents first; a copy into a block nobody will hold any more is not made.

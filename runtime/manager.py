@@ -239,7 +239,7 @@ class BlockManager:
 
     def can_append(self, ids: Iterable[int], counts: int | Sequence[int] | None = None) -> bool:
         """Whether `append_tokens(ids, counts)` would find the blocks it needs."""
-        return self.num_missing_blocks(ids, counts) <= self.num_available_blocks
+        return self._books.pool.can_take(self.num_missing_blocks(ids, counts))
 
     def take_copies(self) -> NDArray[np.int32]:
         """Copy-on-write pairs (source, destination) [n, 2] since the last call: copy these blocks before any write of the step.
