@@ -16,8 +16,9 @@ def append_one_each(books: Books, count: int, who: str) -> NDArray[np.int64]:
     """The slot of one new token for each of the first `count` rows."""
     table = books.table
     recomputed: list[int] = []
-    if np.count_nonzero(table.room[:count]) != count:
-        recomputed = _make_room(books, np.flatnonzero(table.room[:count] == 0), who)  # may move the arrays
+    full = (table.room[:count] == 0).nonzero()[0]
+    if full.size:
+        recomputed = _make_room(books, full, who)  # may move the arrays
     room, next_slot, length = table.room[:count], table.next_slot[:count], table.length[:count]
     slots = next_slot.copy()
     np.add(next_slot, 1, out=next_slot)

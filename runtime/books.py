@@ -27,11 +27,12 @@ class Books:
 
     def admit(self, sequence_id: int, blocks: NDArray[np.int32], salt: Hashable) -> int:
         """A row for a new sequence that shares `blocks`."""
-        self.pool.hold(blocks)
         row = self.table.add(sequence_id)
-        self.table.reserve_width(blocks.size)
-        self.table.blocks[row, : blocks.size] = blocks
-        self.table.num_blocks[row] = blocks.size
+        if blocks.size:
+            self.pool.hold(blocks)
+            self.table.reserve_width(blocks.size)
+            self.table.blocks[row, : blocks.size] = blocks
+            self.table.num_blocks[row] = blocks.size
         if salt is not None:
             self.salts[sequence_id] = salt
         return row

@@ -130,10 +130,11 @@ class BlockManager:
             if self.block_size == 1:  # the block of the last token would be empty
                 chain = chain[:-1]
         row = self._books.admit(sequence_id, chain, salt)
-        self._table.length[row] = length
-        self._table.committed[row] = self._table.found[row] = length
-        self._table.present[row] = chain.size * self.block_size
-        self._books.settle(row)
+        if chain.size:  # a new row is zeroed
+            self._table.length[row] = length
+            self._table.committed[row] = self._table.found[row] = length
+            self._table.present[row] = chain.size * self.block_size
+            self._books.settle(row)
         return sequence_id
 
     def num_cached_tokens(self, sequence_id: int) -> int:
@@ -316,13 +317,13 @@ class BlockManager:
             raise unknown(who, error.args[0], self._books.preempted) from None
 
     def _new_id(self, sequence_id: int | None, who: str) -> int:
-        known = self._table.row_of, self._books.preempted
+        resident, away = self._table.row_of, self._books.preempted
         if sequence_id is None:
-            while any(self._next_id in ids for ids in known):
+            while self._next_id in resident or self._next_id in away:
                 self._next_id += 1
             sequence_id = self._next_id
             self._next_id += 1
-        elif any(sequence_id in ids for ids in known):
+        elif sequence_id in resident or sequence_id in away:
             raise SequenceExists(f"{who}: sequence {sequence_id} exists: release it first, or give another id")
         return sequence_id
 
