@@ -77,8 +77,8 @@ class BlockTables:
 
 def runs_of(source: Rows) -> list[Run]:
     """Rows that take the tables of others in runs of neighbours; empty if these are many."""
-    starts = np.flatnonzero(source[1:] - source[:-1] != 1)
-    if starts.size >= MANY:
+    last = (source[1:] - source[:-1] != 1).nonzero()[0]
+    if last.size >= MANY:
         return []
-    edges = [0, *(starts + 1).tolist(), source.size]
-    return list(zip(edges, edges[1:], source[edges[:-1]].tolist(), strict=False))
+    edges = [0, *(last + 1).tolist(), source.size]
+    return [(begin, end, int(source[begin])) for begin, end in pairwise(edges)]

@@ -101,18 +101,16 @@ class BlockPool:
         if blocks.size == 1:
             self._drop_one(int(blocks[0]))
             return
-        dropped: NDArray[np.int64] = blocks.astype(np.int64, copy=False)
-        idle = self._without_holder(dropped)
+        self.book()  # what was given back before is evicted before
+        idle = self._without_holder(blocks.astype(np.int64, copy=False))
         cached = self._index.holds(idle)
         self._push(idle[~cached])
-        if np.count_nonzero(cached):
-            self.book()  # who was given back before is evicted before
-            self._queue.push(idle[cached][::-1])
+        self._queue.push(idle[cached][::-1])
 
     def drop_table(self, blocks: NDArray[np.int32], num_full: int) -> None:
         """Remove a holder from each block of a table, of which the first `num_full` are indexed: those are booked later."""
         tail = blocks[num_full:]
-        if tail.size > 1 or (tail.size and self._index.is_held(int(tail[0]))):
+        if tail.size > 1:
             self.drop(blocks)
             return
         if tail.size:
@@ -136,15 +134,6 @@ class BlockPool:
         self.book()
         return self._queue.blocks()
 
-    def clear(self) -> None:
-        """Free every block."""
-        self._refs.fill(0)
-        self._unbooked.clear()
-        self._num_unbooked = 0
-        self._stack[:] = np.arange(self.num_blocks - 1, -1, -1)
-        self._queue.clear()
-        self.num_free = self.num_blocks
-
     def _book_first(self) -> None:
         blocks = self._unbooked.popleft().astype(np.int64)
         self._num_unbooked -= blocks.size
@@ -160,18 +149,18 @@ class BlockPool:
         return blocks[refs == 0] if held else blocks
 
     def _drop_one(self, block: int) -> None:
+        cached = self._index.is_held(block)
+        if cached:
+            self.book()
         refs = self._refs_of[block] - 1
         if refs < 0:
             self._refuse(np.array([block]))
         self._refs_of[block] = refs
-        if refs:
-            return
-        if self._index.is_held(block):
-            self.book()
+        if refs == 0 and cached:
             self._queue.push(np.array([block]))
-            return
-        self._stack[self.num_free] = block
-        self.num_free += 1
+        elif refs == 0:
+            self._stack[self.num_free] = block
+            self.num_free += 1
 
     def _pop(self, count: int) -> NDArray[np.int64]:
         self.num_free -= count

@@ -17,7 +17,7 @@ def commit_one_each(books: Books, count: int, tokens: NDArray[np.int32]) -> bool
     committed, length = table.committed[:count], table.length[:count]
     if np.count_nonzero(length - committed == 1) != count:
         return False
-    full = np.flatnonzero(table.room[:count] == 0)
+    full = (table.room[:count] == 0).nonzero()[0]
     full = full[length[full] % books.block_size == 0]
     last = table.num_blocks[full] - 1
     blocks = table.blocks[full, last]

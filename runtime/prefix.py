@@ -151,15 +151,6 @@ class PrefixIndex:
         if self._branches[parent] == 0 and self._child[parent] == BRANCHED:
             self._child[parent] = CHILDLESS
 
-    def clear(self) -> None:
-        """Forget every block."""
-        self._parent.fill(ABSENT)
-        self._child.fill(CHILDLESS)
-        self._keyed.fill(False)
-        self._branches.fill(0)
-        self._by_key.clear()
-        self._key_of.clear()
-
     def parents(self) -> NDArray[np.int32]:
         """The parent of every block: a block id, ROOT or ABSENT."""
         return self._parent.copy()

@@ -78,8 +78,8 @@ class SequenceTable:
 
     def reserve_width(self, num_blocks: int) -> None:
         """Make room for tables of `num_blocks` entries."""
-        if num_blocks > self._tables.width:  # by an eighth: what is not used is moved with the rest
-            self._grow(len(self.order), num_blocks + num_blocks // 8 + 16)
+        if num_blocks > self._tables.width:  # by little, for what is not used is moved with the rest
+            self._grow(len(self.order), num_blocks + num_blocks // 16 + 16)
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The used part of a row's block table: a view."""

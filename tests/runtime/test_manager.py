@@ -251,6 +251,57 @@ def test_asking_for_too_much_changes_nothing():
     manager.check_invariants()
 
 
+@pytest.mark.parametrize("num_cut", [1, 2])
+def test_who_ended_first_is_evicted_first(num_cut):
+    """Also where the blocks of a sequence that ended have not been looked at when others become idle."""
+    manager = BlockManager(16, 2)
+    first = filled(manager, [1, 2, 3, 4])
+    second = filled(manager, [5, 6, 7, 8, 9, 10])
+    older, younger = table(manager, first)[::-1], table(manager, second)[::-1]
+    manager.release_sequence(first)
+    manager.truncate(second, 6 - 2 * num_cut)
+
+    assert manager.cached_blocks == older + younger[:num_cut]
+    manager.check_invariants()
+
+
+def test_a_prefix_outlives_what_stands_behind_it():
+    """One that had only the prefix ends, then one that went on from there is cut: the deeper block is evicted first."""
+    manager = BlockManager(16, 2)
+    longer = filled(manager, [1, 2, 3, 4])
+    shorter = filled(manager, [1, 2, 9])
+    wanted = table(manager, longer)[::-1]
+    manager.release_sequence(shorter)
+    manager.truncate(longer, 0)
+
+    assert manager.cached_blocks == wanted
+    manager.check_invariants()
+
+
+def test_sequences_that_end_for_ever_are_booked():
+    """A prompt that is always found and never needs a new block: what is still to be booked stays bounded."""
+    manager = BlockManager(8, 2)
+    filled(manager, list(range(8)))
+    for _ in range(100):
+        manager.release_sequence(manager.create_sequence(list(range(8))))
+
+    assert manager._books.pool._num_unbooked <= 8
+    manager.check_invariants()
+
+
+def test_tensors_follow_a_batch_that_loses_its_first():
+    """Thirty sequences, and at every step the first leaves and another joins: rows slide, and the tensors with them."""
+    manager = BlockManager(200, 2)
+    ids = [filled(manager, [9, 8, index]) for index in range(30)]
+    for turn in range(70):
+        manager.release_sequence(ids.pop(0))
+        ids.append(filled(manager, [9, 7, turn]))
+        tables = manager.get_block_tables_tensor(ids)
+        assert tables.tolist() == [table(manager, sequence) for sequence in ids]
+        assert manager.get_seq_lens_tensor(ids).tolist() == [3] * 30
+    manager.check_invariants()
+
+
 def test_errors_name_who_the_rule_and_what_was_got():
     """Each refused call says what to do, and changes nothing."""
     manager = BlockManager(8, 4)
