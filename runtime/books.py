@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.blocks import BlockPool
 from runtime.copies import PendingCopies
+from runtime.forks import InFlight
 from runtime.prefix import PrefixIndex
 from runtime.sequences import SequenceTable
 from runtime.swap import HostPool, Preempted
@@ -21,6 +22,7 @@ class Books:
         self.pool = BlockPool(num_blocks, self.index)
         self.table = SequenceTable()
         self.copies = PendingCopies()
+        self.in_flight = InFlight()
         self.host = HostPool(num_host_blocks)
         self.preempted: dict[int, Preempted] = {}
         self.salts: dict[int, Hashable] = {}  # of resident sequences that have one

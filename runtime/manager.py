@@ -144,7 +144,8 @@ class BlockManager:
     def fork(self, sequence_id: int, new_id: int | None = None) -> int:
         """A second sequence with the same tokens in the same blocks; returns its id. The first to write copies the last block.
 
-        Fork between steps: keys and values still to be written are not in the copy.
+        Fork between steps: keys and values still to be written are not in the copy. Tokens not yet committed are the same
+        for both, whoever commits them first.
         """
         self._row(sequence_id, "fork")
         new_id = self._new_id(new_id, "fork")
@@ -154,6 +155,8 @@ class BlockManager:
         self._table.room[source] = 0
         self._table.length[row] = self._table.length[source]
         self._table.numbers[:, row] = self._table.numbers[:, source]
+        if self._table.committed[source] < self._table.length[source]:
+            self._books.in_flight.fork(sequence_id, new_id, int(self._table.length[source]))
         return new_id
 
     def truncate(self, sequence_id: int, length: int) -> None:

@@ -103,6 +103,45 @@ def test_two_forks_that_fill_their_common_block_at_once_are_both_found():
         assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 4, tail, tail, 9])) == 6
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_forks_say_the_same_of_a_slot_that_they_share(together):
+    """A token is in flight when its sequence is forked: both may commit it, and neither may commit another."""
+    manager = BlockManager(16, 4)
+    a = filled(manager, [1, 2])
+    slot = manager.append_token(a)
+    b = manager.fork(a)
+    c = manager.fork(b)
+    manager.release_sequence(filled(manager, [7]))
+    words = f"sequence {b} shares slot {slot} with sequence {a}, which says that it holds token 3, got token 5"
+    if not together:
+        manager.commit_tokens([a], [3])
+    with pytest.raises(TokenMismatch, match=words):
+        manager.commit_tokens([a, b] if together else [b], [3, 5] if together else [5])
+    manager.check_invariants()
+
+    manager.commit_tokens([c, b, a] if together else [c, b], [3, 3, 3] if together else [3, 3])
+    assert manager.get_query_start_loc_tensor([a, b, c]).tolist() == [0, 0, 0, 0]
+    manager.append_tokens([a, b])
+    manager.commit_tokens([a, b], [8, 9])
+    assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 8, 0])) == 4
+    assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 9, 0])) == 4
+
+
+def test_what_a_fork_cut_off_and_wrote_anew_is_its_own():
+    """Cut before the token in flight, a fork gets a copy of the block, and the others' tokens are no concern of it."""
+    manager = BlockManager(16, 4)
+    a = filled(manager, [1, 2])
+    manager.append_token(a)
+    b = manager.fork(a)
+    manager.truncate(b, 2)
+    manager.append_token(b)
+    manager.commit_tokens([a, b], [3, 5])
+    manager.release_sequence(a)
+    manager.check_invariants()
+
+    assert len(manager._books.in_flight) == 0
+
+
 def test_salts_keep_tenants_apart():
     """Equal tokens of another adapter have other keys and values."""
     manager = BlockManager(16, 4)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime import BlockManager, OutOfBlocks
+from runtime import BlockManager, OutOfBlocks, TokenMismatch
 from tests.runtime.naive import Exhausted, NaiveManager
 
 TOKENS = st.integers(0, 1)
@@ -130,6 +130,26 @@ class ManagerMachine(RuleBasedStateMachine):
         # The real manager settles all first blocks before further ones, which matters only for which twin is the older.
         for name, count in zip(names, counts, strict=True):
             self.model.commit(name, count)
+
+    @precondition(resident)
+    @rule(data=st.data())
+    def contradict(self, data):
+        """Two that share a block with a token in flight may not differ about it; nobody else is told no."""
+        name, other = (self.choose(data, self.model.sequences) for _ in range(2))
+        sequence, second = self.model.sequences[name], self.model.sequences[other]
+        position = sequence.committed
+        logical = position // self.model.block_size
+        tables = sequence.table[logical : logical + 1], second.table[logical : logical + 1]
+        if name == other or position >= min(map(len, (sequence.tokens, second.tokens))) or tables[0] != tables[1]:
+            return
+        token = sequence.tokens[position]
+        with pytest.raises(TokenMismatch):
+            if second.committed > position:
+                self.real.commit_tokens([name], [1 - token])
+            elif second.committed == position:
+                self.real.commit_tokens([name, other], [1 - token, token])
+            else:
+                raise TokenMismatch
 
     @precondition(resident)
     @rule(data=st.data())
