@@ -20,7 +20,7 @@ def append_one_each(books: Books, count: int, who: str) -> NDArray[np.int64]:
     if full.size:
         recomputed = _make_room(books, full, who)  # may move the arrays
     room, next_slot, length = table.room[:count], table.next_slot[:count], table.length[:count]
-    slots = next_slot.copy()
+    slots: NDArray[np.int64] = next_slot.copy()
     np.add(next_slot, 1, out=next_slot)
     np.subtract(room, 1, out=room)
     np.add(length, 1, out=length)

@@ -34,7 +34,7 @@ class InFlight:
                 del self._until[sequence_id]
 
     def check(self, table: SequenceTable, index: PrefixIndex, counts: Ints, slots: Ints, tokens: NDArray[np.int32]) -> None:
-        """Refuse counts[i] tokens of row i, into `slots` run behind run, of which two of a slot differ: here, or from before."""
+        """Refuse counts[i] tokens of row i, into `slots` run behind run, if a slot was or is given another token too."""
         ends = np.cumsum(counts)
         by_slot = np.argsort(slots, kind="stable")
         twice = (np.diff(slots[by_slot]) == 0) & (np.diff(tokens[by_slot]) != 0)

@@ -6,7 +6,7 @@ books, and a step copies nothing, however long the context.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.block_tables import BlockTables, Run, runs_of
-from runtime.errors import InvalidLength, UnknownSequence
+from runtime.ids import as_id, twice, unknown
 
 EMPTY: Any = object()  # in the place of an id: nobody's row. Not None, which a caller could hand in
 
@@ -48,6 +48,9 @@ class SequenceTable:
         self.row_of: dict[int, int] = {}
         self._holes: list[int] = []  # heap of empty rows; may name a row twice, or one that is taken
         self.generation = 0  # changes when the arrays do
+        self.blocks: NDArray[np.int32]
+        self.length: NDArray[np.int32]
+        self.numbers: NDArray[np.int64]
         self._end = 0  # no row from here on is anybody's
         self._tables = BlockTables(16, 16)
         self._allocate(16)
@@ -166,7 +169,10 @@ class Sequences(Mapping[int, SequenceState]):
         self._table = table
 
     def __getitem__(self, sequence_id: int) -> SequenceState:
-        row = self._table.row_of[sequence_id]
+        sequence_id = as_id(sequence_id, "sequences")
+        row = self._table.row_of.get(sequence_id)
+        if row is None:
+            raise unknown("sequences", sequence_id, {})
         return SequenceState(sequence_id, int(self._table.length[row]), self._table.table(row).tolist())
 
     def __iter__(self) -> Iterator[int]:
@@ -174,24 +180,3 @@ class Sequences(Mapping[int, SequenceState]):
 
     def __len__(self) -> int:
         return len(self._table)
-
-
-def as_ids(ids: Iterable[int]) -> list[int]:
-    """`ids` as a list of Python integers; a list is taken as it is."""
-    if type(ids) is list:
-        return ids
-    if hasattr(ids, "tolist"):  # an array or a tensor
-        return list(ids.tolist())
-    return list(ids)
-
-
-def twice(count: int) -> InvalidLength:
-    """The error for a batch in which an id is repeated and must not be."""
-    return InvalidLength(f"BlockManager: an id stands twice in a batch of {count}; give each sequence once")
-
-
-def unknown(who: str, sequence_id: object, preempted: Mapping[int, object]) -> UnknownSequence:
-    """The error for an id that has no row."""
-    if sequence_id in preempted:
-        return UnknownSequence(f"{who}: sequence {sequence_id} is preempted: resume it first")
-    return UnknownSequence(f"{who}: sequence {sequence_id} is unknown: it was never created, or is released already")

@@ -52,7 +52,7 @@ def test_a_csv_is_a_trace(tmp_path, capsys):
     [
         (("--trace", "bard"), "no trace 'bard': there are sharegpt, azure_chat, azure_code, or give a CSV file"),
         (("--requests", "0"), "--requests must be at least 1"),
-        (("--block-sizes", "16,0"), "block_sizes must be 1 to num_slots"),
+        (("--block-sizes", "16,0"), "one of block_sizes must be 1 to 65536, got 0"),
         (("--block-sizes", "16,"), "--block-sizes must be whole numbers"),
         (("--slots", "8", "--block-sizes", "1"), "num_slots must be at least a block of 16"),
         (("--step-ms", "0"), "step_s must be at least a microsecond"),
