@@ -55,6 +55,8 @@ class BlockTables:
         """Move each run of lines in one piece. None is written before it is read, for the runs keep their order."""
         whole, before = self._whole, self._first
         after = self._slide(runs)
+        if after == before and all(begin == source for begin, _, source in runs):
+            return
         moves = [(after + begin, before + source, end - begin) for begin, end, source in runs]
         for to, at, size in moves:
             if to < at:

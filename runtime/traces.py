@@ -157,6 +157,9 @@ def from_csv(path: Path) -> Trace:
             missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
             if missing:
                 raise BadTrace(f"{path}: the first line must name {', '.join(COLUMNS)}; missing {', '.join(missing)}")
+            repeated = [column for column in COLUMNS if list(reader.fieldnames or ()).count(column) > 1]
+            if repeated:
+                raise BadTrace(f"{path}: the first line must name each column once; {', '.join(repeated)} stands there again")
             rows = [_row(path, reader.line_num, row) for row in reader]
         except (UnicodeDecodeError, csv.Error) as error:
             raise BadTrace(f"{path}: not a CSV file in UTF-8: {error}") from error
@@ -175,6 +178,8 @@ def from_csv(path: Path) -> Trace:
 def _row(path: Path, line: int, row: dict[str | None, str]) -> tuple[float, int, int]:
     if None in row:
         raise BadTrace(f"{path}, line {line}: more values than the first line has names")
+    if None in row.values():
+        raise BadTrace(f"{path}, line {line}: fewer values than the first line has names")
     try:
         values = float(row["arrival"]), int(row["prompt"]), int(row["output"])
     except (TypeError, ValueError) as error:

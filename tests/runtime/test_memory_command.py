@@ -17,7 +17,7 @@ def run(*words):
 
 
 def test_the_study_writes_records_tables_and_pictures(tmp_path, capsys):
-    """A row for each allocator, the claims beside them, and five pictures."""
+    """A row for each allocator, the claims beside them, and seven pictures."""
     words = ("--trace", "azure_code", "--requests", "20", "--slots", "16384", "--block-sizes", "1,16", "--out", str(tmp_path))
     assert run(*words) == 0
     records = [json.loads(line) for line in (tmp_path / "waste.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -28,7 +28,7 @@ def test_the_study_writes_records_tables_and_pictures(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "| the Ascend article       | paged        | 90.0%" in text
     assert "2.15 GB" in text
-    for picture in ("utilisation", "pool_shares", "block_size", "at_once", "pool"):
+    for picture in ("utilisation", "pool_shares", "block_size", "at_once", "preemptions", "copied", "pool"):
         assert (tmp_path / f"{picture}.png").stat().st_size > 10_000
 
 
