@@ -50,14 +50,13 @@ class InFlight:
         """Hold one row's tokens against those that others have committed in the same blocks."""
         size, begin = index.block_size, int(table.committed[row])
         for logical in range(begin // size, (begin + slots.size - 1) // size + 1):
-            others = (table.blocks[:, logical] == table.blocks[row, logical]) & (table.num_blocks > logical)
-            others[row] = False
-            known = int(table.committed[others].max(initial=0)) - begin  # of this row's tokens, those before it
+            holders = (table.blocks[:, logical] == table.blocks[row, logical]) & (table.num_blocks > logical)
+            known = int(table.committed[holders].max(initial=0)) - begin  # of this row's tokens, those before it
             run = slice(max(logical * size - begin, 0), max(min(known, (logical + 1) * size - begin), 0))
             changed = index.flat_tokens[slots[run]] != tokens[run]
             if np.count_nonzero(changed):
                 at = run.start + int(np.argmax(changed))
-                furthest = int(np.argmax(np.where(others, table.committed, -1)))
+                furthest = int(np.argmax(np.where(holders, table.committed, -1)))
                 held = int(index.flat_tokens[slots[at]])
                 _refuse(table.order[row], slots[at], table.order[furthest], held, tokens[at])
 
