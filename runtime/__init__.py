@@ -5,6 +5,7 @@ from typing import Any
 from runtime.errors import (
     BrokenInvariant,
     ForeignBlock,
+    InvalidId,
     InvalidLength,
     MemoryPlaneError,
     OutOfBlocks,
@@ -19,6 +20,7 @@ __all__ = [
     "BlockManager",
     "BrokenInvariant",
     "ForeignBlock",
+    "InvalidId",
     "InvalidLength",
     "KVBlockManager",
     "MemoryPlaneError",

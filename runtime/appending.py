@@ -16,10 +16,11 @@ def append_one_each(books: Books, count: int, who: str) -> NDArray[np.int64]:
     """The slot of one new token for each of the first `count` rows."""
     table = books.table
     recomputed: list[int] = []
-    if np.count_nonzero(table.room[:count]) != count:
-        recomputed = _make_room(books, np.flatnonzero(table.room[:count] == 0), who)  # may move the arrays
+    full = (table.room[:count] == 0).nonzero()[0]
+    if full.size:
+        recomputed = _make_room(books, full, who)  # may move the arrays
     room, next_slot, length = table.room[:count], table.next_slot[:count], table.length[:count]
-    slots = next_slot.copy()
+    slots: NDArray[np.int64] = next_slot.copy()
     np.add(next_slot, 1, out=next_slot)
     np.subtract(room, 1, out=room)
     np.add(length, 1, out=length)
@@ -105,7 +106,7 @@ def _plan_copies(books: Books, rows: list[int]) -> tuple[list[int], list[int], l
 
     Of k rows that share a block and all go on, the last writes in place.
     """
-    table, refs, index, copies = books.table, books.pool.refs, books.index, books.copies
+    table, index, copies = books.table, books.index, books.copies
     holders: dict[int, int] = {}
     to_copy, to_write, recomputed = [], [], []
     for row in rows:
@@ -113,7 +114,7 @@ def _plan_copies(books: Books, rows: list[int]) -> tuple[list[int], list[int], l
             recomputed.append(row)
             continue
         block = int(table.blocks[row, table.num_blocks[row] - 1])
-        left = holders.setdefault(block, int(refs[block]) - copies.holds(block))
+        left = holders.setdefault(block, int(books.pool.refs[block]) - copies.holds(block))
         if left > 1 or index.has_child(block):
             to_copy.append(row)
             holders[block] -= 1

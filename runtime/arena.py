@@ -3,13 +3,14 @@
 from bisect import bisect_left, insort
 
 from runtime.errors import ForeignBlock
+from runtime.tokens import as_integer
 
 
 class FirstFit:
     """Runs of any size, at the lowest address where they fit. Neighbouring holes are one."""
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+        self.num_slots = num_slots = as_integer(num_slots, "Arena: num_slots", 0, 2**62)
         self.num_free = num_slots
         self._holes: list[tuple[int, int]] = [(0, num_slots)] if num_slots else []  # (address, size), by address
         self._runs: dict[int, int] = {}  # address -> size
@@ -53,7 +54,7 @@ class Buddy:
     """Runs whose size is a power of two and divides their address; a freed run joins its other half when that is free."""
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+        self.num_slots = num_slots = as_integer(num_slots, "Arena: num_slots", 0, 2**62)
         self.num_free = num_slots
         self._holes: dict[int, set[int]] = {1 << order: set() for order in range(num_slots.bit_length())}
         self._runs: dict[int, int] = {}

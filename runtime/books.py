@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.blocks import BlockPool
 from runtime.copies import PendingCopies
+from runtime.forks import InFlight
 from runtime.prefix import PrefixIndex
 from runtime.sequences import SequenceTable
 from runtime.swap import HostPool, Preempted
@@ -21,28 +22,33 @@ class Books:
         self.pool = BlockPool(num_blocks, self.index)
         self.table = SequenceTable()
         self.copies = PendingCopies()
+        self.in_flight = InFlight()
         self.host = HostPool(num_host_blocks)
         self.preempted: dict[int, Preempted] = {}
         self.salts: dict[int, Hashable] = {}  # of resident sequences that have one
 
     def admit(self, sequence_id: int, blocks: NDArray[np.int32], salt: Hashable) -> int:
         """A row for a new sequence that shares `blocks`."""
-        self.pool.hold(blocks)
         row = self.table.add(sequence_id)
-        self.table.reserve_width(blocks.size)
-        self.table.blocks[row, : blocks.size] = blocks
-        self.table.num_blocks[row] = blocks.size
+        if blocks.size:
+            self.pool.hold(blocks)
+            self.table.reserve_width(blocks.size)
+            self.table.blocks[row, : blocks.size] = blocks
+            self.table.num_blocks[row] = blocks.size
         if salt is not None:
             self.salts[sequence_id] = salt
         return row
 
     def dismiss(self, sequence_id: int, row: int) -> None:
         """Give back a sequence's blocks and its row."""
-        blocks = self.table.table(row).astype(np.int64)
-        self.table.remove(sequence_id)
+        blocks = self.table.table(row)
+        if len(self.copies):
+            self.drop(blocks)
+        else:
+            self.pool.drop_table(blocks, int(self.table.committed[row]) // self.block_size)
         if self.salts:
             self.salts.pop(sequence_id, None)
-        self.drop(blocks)
+        self.table.remove(sequence_id)
 
     def drop(self, blocks: NDArray[np.integer]) -> None:
         """Give `blocks` back, parents first; a copy into a block nobody will hold any more is not made.

@@ -15,9 +15,9 @@ def commit_one_each(books: Books, count: int, tokens: NDArray[np.int32]) -> bool
     """Commit one token for each of the first `count` rows, where that is all they await; else do nothing and say so."""
     table, index = books.table, books.index
     committed, length = table.committed[:count], table.length[:count]
-    if np.count_nonzero(length - committed == 1) != count:
+    if len(books.in_flight) or np.count_nonzero(length - committed == 1) != count:
         return False
-    full = np.flatnonzero(table.room[:count] == 0)
+    full = (table.room[:count] == 0).nonzero()[0]
     full = full[length[full] % books.block_size == 0]
     last = table.num_blocks[full] - 1
     blocks = table.blocks[full, last]
@@ -37,8 +37,11 @@ def commit_runs(books: Books, count: int, counts: Rows, tokens: NDArray[np.int32
     _check_awaited(books, counts, table.length[:count] - begins)
     slots = slots_of_runs(table.blocks, block_size, np.arange(count), begins, counts)
     _check_known(books, counts, slots, tokens)
+    if len(books.in_flight):
+        books.in_flight.check(table, index, counts, slots, tokens)
     index.flat_tokens[slots] = tokens
     table.committed[:count] += counts
+    books.in_flight.land(table)
     first, last = begins // block_size, table.committed[:count] // block_size
     full = np.flatnonzero(last > first)
     if full.size:

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from runtime.arena import Arena, Buddy, FirstFit
 from runtime.errors import BrokenInvariant, InvalidLength, OutOfBlocks, SequenceExists
-from runtime.sequences import as_ids, unknown
-from runtime.tokens import as_counts, as_tokens, grouped
+from runtime.ids import as_id, as_ids, twice, unknown
+from runtime.tokens import as_counts, as_integer, as_tokens, grouped
 
 
 @dataclass(slots=True)
@@ -65,7 +65,8 @@ class ContiguousManager:
 
     def num_slots_for(self, prompt_length: int, final_length: int) -> int:
         """Slots that a new sequence takes."""
-        return self._arena.size_of(self._reserve(prompt_length, final_length))
+        prompt_length = as_integer(prompt_length, "num_slots_for: prompt_length", 0)
+        return self._arena.size_of(self._reserve(prompt_length, as_integer(final_length, "num_slots_for: final_length", 0)))
 
     def can_create(self, prompt_length: int, final_length: int) -> bool:
         """Whether `create_sequence` would find room."""
@@ -79,9 +80,11 @@ class ContiguousManager:
         if sequence_id is None:
             sequence_id = self._next_id = max(self._next_id, max(self._runs, default=-1) + 1)
             self._next_id += 1
+        sequence_id = as_id(sequence_id, "create_sequence")
         if sequence_id in self._runs:
             raise SequenceExists(f"create_sequence: sequence {sequence_id} exists: release it first, or give another id")
-        wanted = self._reserve(num_tokens, max(final_length or 0, num_tokens))
+        final = num_tokens if final_length is None else as_integer(final_length, "create_sequence: final_length", num_tokens)
+        wanted = self._reserve(num_tokens, final)
         self._runs[sequence_id] = Run(
             self._take(wanted, f"create_sequence: sequence {sequence_id}"), self._arena.size_of(wanted)
         )
@@ -93,12 +96,12 @@ class ContiguousManager:
 
     def append_tokens(self, ids: Iterable[int], counts: int | Sequence[int] | None = None) -> NDArray[np.int64]:
         """The slots of new tokens, in the order of `ids`: counts[i] for ids[i], one each if not said. All, or none."""
-        ids, given = as_ids(ids), counts
-        origin = None
-        if given is None and len(set(ids)) != len(ids):
+        ids = [as_id(sequence_id, "append_tokens") for sequence_id in as_ids(ids, "append_tokens")]
+        runs, origin = as_counts(1 if counts is None else counts, len(ids), "append_tokens"), None
+        if len(set(ids)) != len(ids):
+            if counts is not None:
+                raise twice(len(ids))
             ids, runs, origin = grouped(ids)
-        else:
-            runs = as_counts(1 if given is None else given, len(ids), "append_tokens")
         self._make_room(ids, runs.tolist())
         slots = np.empty(int(runs.sum()), np.int64)
         end = 0
@@ -117,7 +120,9 @@ class ContiguousManager:
         for run in self._runs.values():
             run.length += 1
 
-    def commit_tokens(self, ids: Iterable[int], token_ids: ArrayLike | Iterable[int]) -> None:
+    def commit_tokens(
+        self, ids: Iterable[int], token_ids: ArrayLike | Iterable[int], counts: int | Sequence[int] | None = None
+    ) -> None:
         """Nothing: tokens are not shared, so nobody asks which they are."""
 
     def take_copies(self) -> NDArray[np.int64]:
@@ -128,6 +133,7 @@ class ContiguousManager:
 
     def release_sequence(self, sequence_id: int) -> None:
         """Free a sequence's run."""
+        sequence_id = as_id(sequence_id, "release_sequence")
         self._arena.give_back(self._run(sequence_id, "release_sequence").address)
         del self._runs[sequence_id]
 
@@ -191,7 +197,7 @@ class ContiguousManager:
         return address
 
     def _run(self, sequence_id: int, who: str) -> Run:
-        run = self._runs.get(sequence_id)
+        run = self._runs.get(as_id(sequence_id, who))
         if run is None:
             raise unknown(who, sequence_id, {})
         return run
@@ -199,6 +205,7 @@ class ContiguousManager:
 
 def reserve_max(num_slots: int, max_length: int) -> ContiguousManager:
     """Every sequence gets `max_length` slots."""
+    max_length = as_integer(max_length, "reserve_max: max_length", 1)
     return ContiguousManager(FirstFit(num_slots), reserve=lambda prompt, final: max_length)
 
 

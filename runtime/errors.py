@@ -19,6 +19,10 @@ class UnknownSequence(MemoryPlaneError, KeyError):
         return str(self.args[0])
 
 
+class InvalidId(MemoryPlaneError, TypeError):
+    """What cannot be the id of a sequence, or a batch of them."""
+
+
 class SequenceExists(MemoryPlaneError, ValueError):
     """The id is taken."""
 

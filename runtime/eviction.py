@@ -70,11 +70,6 @@ class EvictionQueue:
         """All queued blocks, the least recently used first."""
         return self._entries[self._counting(self._head, self._tail)]
 
-    def clear(self) -> None:
-        """Forget every block."""
-        self._place.fill(GONE)
-        self._head = self._tail = self.num_blocks = 0
-
     def _counting(self, begin: int, end: int) -> NDArray[np.int64]:
         """Positions in [begin, end) whose entries count."""
         positions = np.arange(begin, end)

@@ -21,35 +21,29 @@ from numpy.typing import ArrayLike, NDArray
 
 from runtime import appending, committing, preemption
 from runtime.books import Books
-from runtime.errors import BrokenInvariant, InvalidLength, SequenceExists, UnknownSequence
+from runtime.errors import BrokenInvariant, InvalidId, InvalidLength, SequenceExists, UnknownSequence
+from runtime.ids import as_id, as_ids, twice, unknown
 from runtime.invariants import broken_invariants
-from runtime.sequences import Sequences, as_ids, twice, unknown
-from runtime.tokens import as_counts, as_tokens, grouped
+from runtime.occupancy import Occupancy
+from runtime.sequences import Sequences
+from runtime.tokens import as_counts, as_integer, as_tokens, grouped
 from runtime.views import TensorViews
 
 if TYPE_CHECKING:
     import torch
 
-MAX_BLOCKS = 2**31 - 1  # block ids are int32 in a table
 
-
-class BlockManager:
+class BlockManager(Occupancy):
     """Physical blocks of `block_size` tokens, dealt to sequences, shared by prefix, copied on write.
 
     num_host_blocks    blocks of host memory for preemption by swap
     """
 
     def __init__(self, num_physical_blocks: int, block_size: int, *, num_host_blocks: int = 0) -> None:
-        if not 1 <= num_physical_blocks <= MAX_BLOCKS:
-            raise InvalidLength(f"BlockManager: num_physical_blocks must be 1 to {MAX_BLOCKS}, got {num_physical_blocks}")
-        if block_size < 1 or num_host_blocks < 0:
-            raise InvalidLength(
-                f"BlockManager: block_size must be at least 1 and num_host_blocks at least 0, "
-                f"got {block_size} and {num_host_blocks}"
-            )
-        self.num_physical_blocks = num_physical_blocks
-        self.block_size = block_size
-        self.num_host_blocks = num_host_blocks
+        who = "BlockManager:"
+        self.num_physical_blocks = as_integer(num_physical_blocks, f"{who} num_physical_blocks", 1)  # int32 in a table
+        self.block_size = as_integer(block_size, f"{who} block_size", 1)
+        self.num_host_blocks = as_integer(num_host_blocks, f"{who} num_host_blocks", 0)
         self.reset()
 
     def reset(self) -> None:
@@ -59,56 +53,6 @@ class BlockManager:
         self._views = TensorViews(self._table)
         self.sequences = Sequences(self._table)
         self._next_id = 0
-
-    # What there is
-
-    @property
-    def free_blocks(self) -> list[int]:
-        """Blocks that are neither held nor cached, the next to be taken last."""
-        free: list[int] = self._books.pool.free_blocks().tolist()
-        return free
-
-    @property
-    def cached_blocks(self) -> list[int]:
-        """Blocks nobody holds whose contents can still be found, the next to be evicted first."""
-        cached: list[int] = self._books.pool.cached_blocks().tolist()
-        return cached
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that are neither held nor cached."""
-        return self._books.pool.num_free
-
-    @property
-    def num_cached_blocks(self) -> int:
-        """How many blocks are cached; they are evicted when there are no free ones."""
-        return self._books.pool.num_cached
-
-    @property
-    def num_live_blocks(self) -> int:
-        """Blocks that sequences, or copies not yet taken, hold."""
-        return self.num_physical_blocks - self._books.pool.num_available
-
-    @property
-    def num_available_blocks(self) -> int:
-        """Blocks that can be taken: free ones, then cached ones."""
-        return self._books.pool.num_available
-
-    @property
-    def num_empty_slots(self) -> int:
-        """Slots behind the ends of the sequences, in their last blocks."""
-        table = self._table
-        return int(table.num_blocks.sum()) * self.block_size - int(table.length.sum())
-
-    @property
-    def num_free_host_blocks(self) -> int:
-        """Host blocks that preemption by swap can still use."""
-        return self._books.host.num_free
-
-    @property
-    def preempted(self) -> tuple[int, ...]:
-        """Ids that wait for `resume`."""
-        return tuple(self._books.preempted)
 
     # A sequence's life
 
@@ -121,7 +65,7 @@ class BlockManager:
         is -1, so that nothing is written into a shared block. Only sequences of equal `salt` (an adapter, a tenant) share.
         """
         tokens = as_tokens(prompt, "create_sequence")
-        hash(salt)
+        _check_salt(salt)
         sequence_id = self._new_id(sequence_id, "create_sequence")
         chain = self._books.index.match(tokens, salt)
         length = chain.size * self.block_size
@@ -130,10 +74,11 @@ class BlockManager:
             if self.block_size == 1:  # the block of the last token would be empty
                 chain = chain[:-1]
         row = self._books.admit(sequence_id, chain, salt)
-        self._table.length[row] = length
-        self._table.committed[row] = self._table.found[row] = length
-        self._table.present[row] = chain.size * self.block_size
-        self._books.settle(row)
+        if chain.size:  # a new row is zeroed
+            self._table.length[row] = length
+            self._table.committed[row] = self._table.found[row] = length
+            self._table.present[row] = chain.size * self.block_size
+            self._books.settle(row)
         return sequence_id
 
     def num_cached_tokens(self, sequence_id: int) -> int:
@@ -143,29 +88,28 @@ class BlockManager:
     def fork(self, sequence_id: int, new_id: int | None = None) -> int:
         """A second sequence with the same tokens in the same blocks; returns its id. The first to write copies the last block.
 
-        Fork between steps: keys and values still to be written are not in the copy.
+        Fork between steps: keys and values still to be written are not in the copy. Tokens not yet committed are the same
+        for both, whoever commits them first.
         """
-        self._row(sequence_id, "fork")
+        sequence_id = as_id(sequence_id, "fork")
+        blocks = self._table.table(self._row(sequence_id, "fork")).copy()
         new_id = self._new_id(new_id, "fork")
-        blocks = self._table.table(self._table.row_of[sequence_id]).copy()
         row = self._books.admit(new_id, blocks, self._books.salts.get(sequence_id))
         source = self._table.row_of[sequence_id]
         self._table.room[source] = 0
         self._table.length[row] = self._table.length[source]
         self._table.numbers[:, row] = self._table.numbers[:, source]
+        if self._table.committed[source] < self._table.length[source]:
+            self._books.in_flight.fork(sequence_id, new_id, int(self._table.length[source]))
         return new_id
 
     def truncate(self, sequence_id: int, length: int) -> None:
         """Take back the tokens from position `length` on, such as rejected drafts."""
         row = self._row(sequence_id, "truncate")
         table = self._table
-        if not 0 <= length <= table.length[row] or length != int(length):
-            raise InvalidLength(
-                f"truncate: sequence {sequence_id} has {table.length[row]} tokens and can be cut to 0 to as many, got {length}"
-            )
+        length = as_integer(length, f"truncate: the new length of sequence {sequence_id}", 0, int(table.length[row]))
         if length == table.length[row]:
             return
-        length = int(length)
         self._books.cut(row, -(-length // self.block_size))
         table.length[row] = length
         for kept in (table.committed, table.present):
@@ -177,14 +121,15 @@ class BlockManager:
 
         By "recompute" there is nothing to copy: committed tokens are remembered, and may be found again as a prefix.
         """
-        self._row(sequence_id, "preempt")
-        return preemption.preempt(self._books, sequence_id, by)
+        sequence_id = as_id(sequence_id, "preempt")
+        return preemption.preempt(self._books, sequence_id, self._row(sequence_id, "preempt"), by)
 
     def resume(self, sequence_id: int) -> NDArray[np.int32]:
         """Bring a preempted sequence back; returns pairs (host block, block) [n, 2] to copy before the next call.
 
         After "recompute" its length is that of the prefix found: append and commit its tokens from there on.
         """
+        sequence_id = as_id(sequence_id, "resume")
         if sequence_id not in self._books.preempted:
             state = "is not preempted" if sequence_id in self._table.row_of else "is unknown"
             raise UnknownSequence(f"resume: sequence {sequence_id} {state}: only what preempt put away can be resumed")
@@ -192,11 +137,14 @@ class BlockManager:
 
     def release_sequence(self, sequence_id: int) -> None:
         """End a sequence, wherever it is; its full blocks can be found until they are evicted."""
-        if sequence_id in self._books.preempted:
+        sequence_id = as_id(sequence_id, "release_sequence")
+        row = self._table.row_of.get(sequence_id)
+        if row is not None:
+            self._books.dismiss(sequence_id, row)
+        elif sequence_id in self._books.preempted:
             self._books.host.give_back(self._books.preempted.pop(sequence_id).host_blocks)
-            return
-        row = self._row(sequence_id, "release_sequence")
-        self._books.dismiss(sequence_id, row)
+        else:
+            raise unknown("release_sequence", sequence_id, {})
 
     # A step
 
@@ -239,7 +187,7 @@ class BlockManager:
 
     def can_append(self, ids: Iterable[int], counts: int | Sequence[int] | None = None) -> bool:
         """Whether `append_tokens(ids, counts)` would find the blocks it needs."""
-        return self.num_missing_blocks(ids, counts) <= self.num_available_blocks
+        return self._books.pool.can_take(self.num_missing_blocks(ids, counts))
 
     def take_copies(self) -> NDArray[np.int32]:
         """Copy-on-write pairs (source, destination) [n, 2] since the last call: copy these blocks before any write of the step.
@@ -276,18 +224,18 @@ class BlockManager:
 
         A view of the books, whose rows are further apart than they are long; valid until the next call.
         """
-        return self._views.block_tables(self._arrange(as_ids(ids), "get_block_tables_tensor"))
+        return self._views.block_tables(self._first_rows(ids, "get_block_tables_tensor"))
 
     def get_seq_lens_tensor(self, ids: Iterable[int]) -> torch.Tensor:
         """int32 [len(ids)] tokens with a slot. A view, valid until the next call."""
-        return self._views.seq_lens(self._arrange(as_ids(ids), "get_seq_lens_tensor"))
+        return self._views.seq_lens(self._first_rows(ids, "get_seq_lens_tensor"))
 
     def get_query_start_loc_tensor(self, ids: Iterable[int]) -> torch.Tensor:
         """int32 [len(ids) + 1]: running sum of each one's query tokens, those appended and not committed.
 
         A view, valid until the next call.
         """
-        return self._views.query_start_loc(self._arrange(as_ids(ids), "get_query_start_loc_tensor"))
+        return self._views.query_start_loc(self._first_rows(ids, "get_query_start_loc_tensor"))
 
     # Whether the books balance
 
@@ -304,7 +252,7 @@ class BlockManager:
     # Ids
 
     def _row(self, sequence_id: int, who: str) -> int:
-        row = self._table.row_of.get(sequence_id)
+        row = self._table.row_of.get(as_id(sequence_id, who))
         if row is None:
             raise unknown(who, sequence_id, self._books.preempted)
         return row
@@ -312,17 +260,27 @@ class BlockManager:
     def _arrange(self, ids: list[int], who: str) -> int:
         try:
             return self._table.arrange(ids)
-        except KeyError as error:
-            raise unknown(who, error.args[0], self._books.preempted) from None
+        except (KeyError, TypeError):  # unknown, or none that could be known
+            raise self._first_unknown(ids, who) from None
+
+    def _first_rows(self, ids: Iterable[int], who: str) -> int:
+        return self._arrange(as_ids(ids, who), who)
+
+    def _first_unknown(self, ids: list[int], who: str) -> Exception:
+        known = self._table.row_of
+        wrong = next(sequence_id for sequence_id in ids if type(sequence_id) is not int or sequence_id not in known)
+        return unknown(who, wrong, self._books.preempted)
 
     def _new_id(self, sequence_id: int | None, who: str) -> int:
-        known = self._table.row_of, self._books.preempted
+        resident, away = self._table.row_of, self._books.preempted
         if sequence_id is None:
-            while any(self._next_id in ids for ids in known):
+            while self._next_id in resident or self._next_id in away:
                 self._next_id += 1
             sequence_id = self._next_id
             self._next_id += 1
-        elif any(sequence_id in ids for ids in known):
+            return sequence_id
+        sequence_id = as_id(sequence_id, who)
+        if sequence_id in resident or sequence_id in away:
             raise SequenceExists(f"{who}: sequence {sequence_id} exists: release it first, or give another id")
         return sequence_id
 
@@ -330,12 +288,22 @@ class BlockManager:
         self, ids: Iterable[int], counts: int | Sequence[int] | None, who: str
     ) -> tuple[list[int], NDArray[np.int64] | None, NDArray[np.int64] | None]:
         """Different ids, the tokens of each (None: one), and where its tokens stand in what was given (None: as they are)."""
-        ids = as_ids(ids)
+        ids = as_ids(ids, who)
         if counts is not None:
             return ids, as_counts(counts, len(ids), who), None
-        if self._table.in_order(ids) or len(set(ids)) == len(ids):
-            return ids, None, None
+        try:
+            if self._table.in_order(ids) or len(set(ids)) == len(ids):
+                return ids, None, None
+        except TypeError:
+            raise self._first_unknown(ids, who) from None
         return grouped(ids)
+
+
+def _check_salt(salt: Hashable) -> None:
+    try:
+        hash(salt)
+    except TypeError:
+        raise InvalidId(f"create_sequence: salt must be hashable, got {salt!r}; a string or a tuple is") from None
 
 
 KVBlockManager = BlockManager

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from runtime.tokens import as_integer
+
 
 @dataclass(frozen=True, kw_only=True)
 class KVShape:
@@ -20,8 +22,7 @@ class KVShape:
 
     def __post_init__(self) -> None:
         for rule in ("num_layers", "num_kv_heads", "head_dim", "num_values", "element_bytes"):
-            if getattr(self, rule) < 1:
-                raise ValueError(f"KVShape {self.name}: {rule} must be at least 1, got {getattr(self, rule)}")
+            as_integer(getattr(self, rule), f"KVShape {self.name}: {rule}", 1)
 
     @property
     def token_bytes(self) -> int:

@@ -21,8 +21,10 @@ from harness.ops.attention import AttentionSpec, AttentionStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import KV_NHD
 from harness.registry import Registry, Unsupported, default_registry
-from runtime.errors import ForeignBlock, InvalidLength, SequenceExists, UnknownSequence
+from runtime.errors import ForeignBlock, InvalidId, InvalidLength, SequenceExists, UnknownSequence
+from runtime.ids import as_ids
 from runtime.manager import BlockManager
+from runtime.tokens import as_integer
 
 if TYPE_CHECKING:
     import torch
@@ -61,13 +63,10 @@ class PagedAttention:
         device: str = "cpu",
         registry: Registry | None = None,
     ) -> None:
-        self.num_heads, self.head_dim = num_heads, head_dim
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if min(num_heads, self.num_kv_heads, head_dim) < 1:
-            raise InvalidLength(
-                f"PagedAttention: num_heads, num_kv_heads and head_dim must be at least 1, "
-                f"got {num_heads}, {self.num_kv_heads} and {head_dim}"
-            )
+        who = "PagedAttention:"
+        self.num_heads = as_integer(num_heads, f"{who} num_heads", 1)
+        self.head_dim = as_integer(head_dim, f"{who} head_dim", 1)
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else as_integer(num_kv_heads, f"{who} num_kv_heads", 1)
         if dtype not in DTYPES:
             raise InvalidLength(f"PagedAttention: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if num_heads % self.num_kv_heads:
@@ -85,10 +84,9 @@ class PagedAttention:
 
     def allocate(self, request_id: Hashable, seq_len: int) -> list[int]:
         """Blocks for `seq_len` tokens of a new request, the prompt and all that will follow it."""
-        if request_id in self._requests:
+        if _hashable(request_id, "allocate") in self._requests:
             raise SequenceExists(f"PagedAttention.allocate: request {request_id!r} has blocks: free it first")
-        if seq_len < 1:
-            raise InvalidLength(f"PagedAttention.allocate: seq_len must be at least 1, got {seq_len}")
+        seq_len = as_integer(seq_len, "PagedAttention.allocate: seq_len", 1)
         sequence = self._manager.create_sequence()
         try:
             self._manager.append_tokens([sequence], [seq_len])
@@ -110,8 +108,8 @@ class PagedAttention:
         import torch
 
         request = self._request_of(block_ids)
-        num_tokens = len(query)
         self._check(query, key, value)
+        num_tokens = len(query)
         if request.filled + num_tokens > request.seq_len:
             raise InvalidLength(
                 f"PagedAttention.forward: request {request.request_id!r} has slots for {request.seq_len} tokens and holds "
@@ -127,7 +125,7 @@ class PagedAttention:
 
     def free(self, request_id: Hashable) -> None:
         """Give a request's blocks back."""
-        request = self._requests.pop(request_id, None)
+        request = self._requests.pop(_hashable(request_id, "free"), None)
         if request is None:
             raise UnknownSequence(f"PagedAttention.free: request {request_id!r} has no blocks: it was freed or never allocated")
         self._manager.release_sequence(request.sequence)
@@ -138,24 +136,28 @@ class PagedAttention:
         return self._manager.free_blocks
 
     def _request_of(self, block_ids: Sequence[int]) -> Request:
-        wanted = tuple(map(int, block_ids))
+        wanted = tuple(as_ids(block_ids, "PagedAttention.forward: block_ids"))
         for request in self._requests.values():
             if request.block_ids == wanted:
                 return request
         raise ForeignBlock(f"PagedAttention.forward: no request holds the blocks {list(wanted)}: give what allocate returned")
 
     def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        num_tokens, wanted = len(query), torch_dtype(self._dtype)
+        import torch
+
+        wanted = torch_dtype(self._dtype)
+        num_tokens = len(query) if isinstance(query, torch.Tensor) and query.ndim else 0
         for name, tensor, heads in (
             ("query", query, self.num_heads),
             ("key", key, self.num_kv_heads),
             ("value", value, self.num_kv_heads),
         ):
             shape = (num_tokens, heads, self.head_dim)
-            if tuple(tensor.shape) != shape or tensor.dtype != wanted or num_tokens == 0:
+            a_tensor = isinstance(tensor, torch.Tensor)
+            if not a_tensor or tuple(tensor.shape) != shape or tensor.dtype != wanted or num_tokens == 0:
+                got = f"{list(tensor.shape)} of {tensor.dtype}" if a_tensor else f"a {type(tensor).__name__}"
                 raise InvalidLength(
-                    f"PagedAttention.forward: {name} must be {list(shape)} of {wanted}, at least one token, "
-                    f"got {list(tensor.shape)} of {tensor.dtype}"
+                    f"PagedAttention.forward: {name} must be {list(shape)} of {wanted}, at least one token, got {got}"
                 )
 
     def _write(self, request: Request, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -214,3 +216,9 @@ class PagedAttention:
             host_seq_lens=host[1],
             host_query_start_loc=host[2],
         )
+
+
+def _hashable(request_id: Hashable, who: str) -> Hashable:
+    if not isinstance(request_id, Hashable):
+        raise InvalidId(f"PagedAttention.{who}: request_id must be hashable, got {request_id!r}")
+    return request_id

@@ -1,9 +1,11 @@
 """The study as plots."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+from runtime.models import MODELS
 from runtime.pool_picture import draw_pool
 from runtime.study import CLAIMS
 from runtime.waste import Waste
@@ -21,6 +23,8 @@ def draw_all(rows: Sequence[Waste], folder: Path) -> list[Path]:
         "pool_shares.png": _draw_shares,
         "block_size.png": _draw_block_size,
         "at_once.png": _draw_at_once,
+        "preemptions.png": _draw_preemptions,
+        "copied.png": _draw_copied,
     }
     for name, draw in pictures.items():
         draw(rows, folder / name)
@@ -46,9 +50,11 @@ def _panels(rows: Sequence[Waste], height: float) -> tuple[Any, Any]:
     return figure, axes[0]
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, title: str = "") -> None:
     from matplotlib import pyplot as plt
 
+    if title:
+        figure.suptitle(fill(title, width=int(9 * figure.get_figwidth())))  # one trace makes a narrow picture
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -67,8 +73,7 @@ def _draw_utilisation(rows: Sequence[Waste], path: Path) -> None:
         axes.set_title(trace)
         axes.set_xlabel("token states over reserved slots, %")
     panels[0].invert_yaxis()
-    figure.suptitle("Utilisation; dotted: the article's 40% (contiguous) and 90% (paged); above 100%: shared")
-    _save(figure, path)
+    _save(figure, path, "Utilisation; dotted: the article's 40% (contiguous) and 90% (paged); above 100%: shared")
 
 
 def _colour(row: Waste) -> str:
@@ -92,8 +97,7 @@ def _draw_shares(rows: Sequence[Waste], path: Path) -> None:
     panels[0].invert_yaxis()
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle("Where the pool went, averaged over time; the pool that empties behind the last requests is in it")
-    _save(figure, path)
+    _save(figure, path, "Where the pool went, averaged over time; the pool that empties behind the last requests is in it")
 
 
 def _draw_block_size(rows: Sequence[Waste], path: Path) -> None:
@@ -116,16 +120,30 @@ def _draw_block_size(rows: Sequence[Waste], path: Path) -> None:
 
 
 def _draw_at_once(rows: Sequence[Waste], path: Path) -> None:
+    _draw_bars(
+        rows, path, lambda row: row.mean_running, "sequences held at once (mean)", "Sequences held at once in the same pool"
+    )
+
+
+def _draw_preemptions(rows: Sequence[Waste], path: Path) -> None:
+    title = "Requests thrown out, to be computed again, because somebody's token found no room"
+    _draw_bars(rows, path, lambda row: row.num_preemptions, "preemptions", title)
+
+
+def _draw_copied(rows: Sequence[Waste], path: Path) -> None:
+    title = f"Copied: runs that grow, and blocks of forks that go on; {MODELS[0].name}"
+    _draw_bars(rows, path, lambda row: row.copied_tokens * MODELS[0].token_bytes / 1e9, "copied, GB", title)
+
+
+def _draw_bars(rows: Sequence[Waste], path: Path, value: Callable[[Waste], float], label: str, title: str) -> None:
     figure, panels = _panels(rows, 6)
     for axes, trace in zip(panels, _traces(rows), strict=True):
         shown = _of(rows, trace)
-        bars = axes.barh(
-            [row.allocator for row in shown], [row.mean_running for row in shown], color=[_colour(r) for r in shown]
-        )
-        axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=8)
-        axes.set_xlim(0, max(row.mean_running for row in shown) * 1.15)
+        values = [value(row) for row in shown]
+        bars = axes.barh([row.allocator for row in shown], values, color=[_colour(row) for row in shown])
+        axes.bar_label(bars, labels=[f"{found:,.0f}" for found in values], padding=2, fontsize=8)
+        axes.set_xlim(0, max(*values, 1) * 1.2)
         axes.set_title(trace)
-        axes.set_xlabel("sequences held at once (mean)")
+        axes.set_xlabel(label)
     panels[0].invert_yaxis()
-    figure.suptitle("Sequences held at once in the same pool")
-    _save(figure, path)
+    _save(figure, path, title)

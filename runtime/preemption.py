@@ -11,11 +11,10 @@ from runtime.swap import Preempted
 NO_PAIRS = np.zeros((0, 2), np.int32)
 
 
-def preempt(books: Books, sequence_id: int, by: str) -> NDArray[np.int32]:
+def preempt(books: Books, sequence_id: int, row: int, by: str) -> NDArray[np.int32]:
     """Put a resident sequence away; returns the pairs (block, host block) to copy."""
     table, block_size = books.table, books.block_size
-    row = table.row_of[sequence_id]
-    if by not in ("swap", "recompute"):
+    if not isinstance(by, str) or by not in ("swap", "recompute"):
         raise InvalidLength(f'preempt: by must be "swap" or "recompute", got {by!r}')
     blocks = table.table(row)
     committed = int(table.committed[row])

@@ -18,6 +18,7 @@ ABSENT = -1  # _parent: the block is not indexed
 ROOT = -2  # _parent: the block begins a prompt
 CHILDLESS = -1  # _child
 BRANCHED = -2  # _child: children, if any, are in the dictionary
+NO_BLOCKS = np.zeros(0, np.int32)
 
 
 class PrefixIndex:
@@ -61,11 +62,11 @@ class PrefixIndex:
     def match(self, tokens: NDArray[np.int32], salt: Hashable) -> NDArray[np.int32]:
         """The longest chain of blocks that holds the beginning of `tokens`, in whole blocks."""
         limit = tokens.size // self.block_size
-        chain: list[int] = []
-        if limit == 0 or not self._by_key:
-            return np.array(chain, np.int32)
+        block = self._by_key.get((None, salt, tokens[: self.block_size].tobytes())) if limit else None
+        if block is None:
+            return NO_BLOCKS
         rows = tokens[: limit * self.block_size].reshape(limit, self.block_size)
-        block = self._by_key.get((None, salt, rows[0].tobytes()))
+        chain: list[int] = []
         stride = 8
         while block is not None:
             chain.append(block)
@@ -149,15 +150,6 @@ class PrefixIndex:
         self._branches[parent] -= 1
         if self._branches[parent] == 0 and self._child[parent] == BRANCHED:
             self._child[parent] = CHILDLESS
-
-    def clear(self) -> None:
-        """Forget every block."""
-        self._parent.fill(ABSENT)
-        self._child.fill(CHILDLESS)
-        self._keyed.fill(False)
-        self._branches.fill(0)
-        self._by_key.clear()
-        self._key_of.clear()
 
     def parents(self) -> NDArray[np.int32]:
         """The parent of every block: a block id, ROOT or ABSENT."""

@@ -6,17 +6,17 @@ books, and a step copies nothing, however long the context.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import InvalidLength, UnknownSequence
+from runtime.block_tables import BlockTables, Run, runs_of
+from runtime.ids import as_id, twice, unknown
 
 EMPTY: Any = object()  # in the place of an id: nobody's row. Not None, which a caller could hand in
-MANY = 24  # moved rows above which naming all at once is faster than one by one
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,12 @@ class SequenceTable:
         self.row_of: dict[int, int] = {}
         self._holes: list[int] = []  # heap of empty rows; may name a row twice, or one that is taken
         self.generation = 0  # changes when the arrays do
-        self._allocate(rows=16, width=16)
+        self.blocks: NDArray[np.int32]
+        self.length: NDArray[np.int32]
+        self.numbers: NDArray[np.int64]
+        self._end = 0  # no row from here on is anybody's
+        self._tables = BlockTables(16, 16)
+        self._allocate(16)
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -56,12 +61,13 @@ class SequenceTable:
     def add(self, sequence_id: int) -> int:
         """A zeroed row for a new sequence."""
         if len(self.row_of) == len(self.order):
-            self._grow(rows=2 * len(self.order), width=self.width)
+            self._grow(2 * len(self.order), self._tables.width)
         row = heapq.heappop(self._holes)
         while self.order[row] is not EMPTY:
             row = heapq.heappop(self._holes)
         self.order[row] = sequence_id
         self.row_of[sequence_id] = row
+        self._end = max(self._end, row + 1)
         return row
 
     def remove(self, sequence_id: int) -> None:
@@ -75,8 +81,8 @@ class SequenceTable:
 
     def reserve_width(self, num_blocks: int) -> None:
         """Make room for tables of `num_blocks` entries."""
-        if num_blocks > self.width:
-            self._grow(rows=len(self.order), width=max(num_blocks, 2 * self.width))
+        if num_blocks > self._tables.width:  # by little, for what is not used is moved with the rest
+            self._grow(len(self.order), num_blocks + num_blocks // 16 + 16)
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The used part of a row's block table: a view."""
@@ -91,29 +97,36 @@ class SequenceTable:
         count = len(ids)
         if self.order[:count] == ids:
             return count
-        rows = np.fromiter(map(self.row_of.__getitem__, ids), np.int64, count)
-        moved = np.flatnonzero(rows != np.arange(count))
-        staying = np.zeros(len(self.order), np.bool_)
-        staying[rows] = True
+        source = np.fromiter(map(self.row_of.__getitem__, ids), np.int64, count)
+        while self._end and self.order[self._end - 1] is EMPTY:
+            self._end -= 1
+        staying = np.zeros(self._end, np.bool_)
+        staying[source] = True
         if np.count_nonzero(staying) != count:
             raise twice(count)
-        displaced = np.flatnonzero(~staying[:count])
-        vacated = rows[rows >= count]
-        others = [self.order[row] for row in displaced.tolist()]
-        self._name(ids, moved.tolist())
-        self._name_others(vacated.tolist(), others)
-        self._move(np.concatenate((moved, vacated)), np.concatenate((rows[moved], displaced)))
+        vacated: list[int] = []
+        tenants: list[int] = []
+        if count < self._end:  # whoever is in the way goes to where one of these came from
+            displaced, outside = np.flatnonzero(~staying[:count]), source[source >= count]
+            vacated, tenants = outside.tolist(), [self.order[row] for row in displaced.tolist()]
+            source = np.concatenate((source, np.arange(count, self._end)))
+            source[outside] = displaced
+        runs = runs_of(source)
+        for begin, end, at in runs or [(0, count, -1)]:
+            if begin != at and begin < count:
+                self._name(ids, begin, min(end, count))
+        self._name_others(vacated, tenants)
+        self._move(source, runs)
         return count
 
-    def _name(self, ids: list[int], moved: list[int]) -> None:
-        """Write down whose the first rows are now, of which `moved` are others than before."""
-        if len(moved) > MANY:
-            self.order[: len(ids)] = ids
-            self.row_of.update(zip(ids, range(len(ids)), strict=True))
+    def _name(self, ids: list[int], begin: int, end: int) -> None:
+        """Write down whose rows [begin, end) are now."""
+        if end - begin == 1:  # faster so
+            self.order[begin] = ids[begin]
+            self.row_of[ids[begin]] = begin
             return
-        for row in moved:
-            self.order[row] = ids[row]
-            self.row_of[ids[row]] = row
+        self.order[begin:end] = ids[begin:end]
+        self.row_of.update(zip(ids[begin:end], range(begin, end), strict=True))
 
     def _name_others(self, rows: list[int], tenants: list[int]) -> None:
         """Write down who moves to `rows`, behind the batch."""
@@ -126,20 +139,17 @@ class SequenceTable:
         if len(self._holes) > 2 * len(self.order):  # the same rows, noted again and again
             self._holes = [row for row, tenant in enumerate(self.order) if tenant is EMPTY]
 
-    def _move(self, to: NDArray[np.int64], source: NDArray[np.int64]) -> None:
-        """Permute the numbers: `to` and `source` name the same rows in two orders."""
-        width = int(self.num_blocks[source].max())
-        place: NDArray[np.int64] | slice = to
-        if np.count_nonzero(to[1:] - to[:-1] == 1) == to.size - 1:  # who leaves moves all behind up, and nobody else
-            place = slice(int(to[0]), int(to[-1]) + 1)
-        self.blocks[place, :width] = self.blocks[source, :width]
-        self.length[place] = self.length[source]
-        for column in self.numbers:  # one by one: together they take three times as long
-            column[place] = column[source]
+    def _move(self, source: NDArray[np.int64], runs: list[Run]) -> None:
+        """Give row r all that row source[r] has."""
+        self._tables.permute(source, runs)
+        if self.blocks is not self._tables.rows:
+            self.blocks = self._tables.rows
+            self.generation += 1
+        self.length[: source.size] = self.length[source]
+        self.numbers[:, : source.size] = self.numbers.take(source, axis=1)
 
-    def _allocate(self, rows: int, width: int) -> None:
-        self.width = width
-        self.blocks = np.zeros((rows, width), np.int32)
+    def _allocate(self, rows: int) -> None:
+        self.blocks = self._tables.rows
         self.length = np.zeros(rows, np.int32)
         self.numbers = np.zeros((6, rows), np.int64)
         self.num_blocks, self.committed, self.room, self.next_slot, self.found, self.present = self.numbers
@@ -149,10 +159,9 @@ class SequenceTable:
         self.generation += 1
 
     def _grow(self, rows: int, width: int) -> None:
-        blocks, length, numbers = self.blocks, self.length, self.numbers
-        self._allocate(rows, width)
-        used = int(numbers[0].max(initial=0))
-        self.blocks[: length.size, :used] = blocks[:, :used]
+        length, numbers = self.length, self.numbers
+        self._tables = self._tables.grown(rows, width)
+        self._allocate(rows)
         self.length[: length.size] = length
         self.numbers[:, : length.size] = numbers
 
@@ -164,7 +173,10 @@ class Sequences(Mapping[int, SequenceState]):
         self._table = table
 
     def __getitem__(self, sequence_id: int) -> SequenceState:
-        row = self._table.row_of[sequence_id]
+        sequence_id = as_id(sequence_id, "sequences")
+        row = self._table.row_of.get(sequence_id)
+        if row is None:
+            raise unknown("sequences", sequence_id, {})
         return SequenceState(sequence_id, int(self._table.length[row]), self._table.table(row).tolist())
 
     def __iter__(self) -> Iterator[int]:
@@ -172,24 +184,3 @@ class Sequences(Mapping[int, SequenceState]):
 
     def __len__(self) -> int:
         return len(self._table)
-
-
-def as_ids(ids: Iterable[int]) -> list[int]:
-    """`ids` as a list of Python integers; a list is taken as it is."""
-    if type(ids) is list:
-        return ids
-    if hasattr(ids, "tolist"):  # an array or a tensor
-        return list(ids.tolist())
-    return list(ids)
-
-
-def twice(count: int) -> InvalidLength:
-    """The error for a batch in which an id is repeated and must not be."""
-    return InvalidLength(f"BlockManager: an id stands twice in a batch of {count}; give each sequence once")
-
-
-def unknown(who: str, sequence_id: object, preempted: Mapping[int, object]) -> UnknownSequence:
-    """The error for an id that has no row."""
-    if sequence_id in preempted:
-        return UnknownSequence(f"{who}: sequence {sequence_id} is preempted: resume it first")
-    return UnknownSequence(f"{who}: sequence {sequence_id} is unknown: it was never created, or is released already")

@@ -9,6 +9,7 @@ from runtime.counting import Count
 from runtime.manager import BlockManager
 from runtime.replay import Replay
 from runtime.stores import ContiguousStore, PagedStore, Store
+from runtime.tokens import as_integer
 from runtime.traces import Trace, with_prefixes
 from runtime.waste import Waste
 
@@ -57,14 +58,15 @@ class Plan:
 
     def __post_init__(self) -> None:
         for rule in ("num_slots", "max_length", "num_prefixes", "prefix_length", "num_samples"):
-            if getattr(self, rule) < 1:
-                raise ValueError(f"Plan: {rule} must be at least 1, got {getattr(self, rule)}")
+            as_integer(getattr(self, rule), f"Plan: {rule}", 1)
         if self.num_slots < BLOCK_SIZE:
             raise ValueError(f"Plan: num_slots must be at least a block of {BLOCK_SIZE}, got {self.num_slots}")
         if not 1e-6 <= self.step_s < math.inf:
             raise ValueError(f"Plan: step_s must be at least a microsecond, got {self.step_s} s")
-        if not self.block_sizes or not all(1 <= size <= self.num_slots for size in self.block_sizes):
-            raise ValueError(f"Plan: block_sizes must be 1 to num_slots ({self.num_slots}), got {self.block_sizes}")
+        if not self.block_sizes:
+            raise ValueError("Plan: block_sizes must be at least one, got none")
+        for size in self.block_sizes:
+            as_integer(size, "Plan: one of block_sizes", 1, self.num_slots)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ HEADERS = (
     "(most)",
     "preemptions",
     "tokens copied",
+    f"GB of {MODELS[0].name}",
     "rejected",
 )
 
@@ -33,6 +34,7 @@ def waste_table(rows: Iterable[Waste]) -> str:
             row.max_running,
             f"{row.num_preemptions:,}",
             f"{row.copied_tokens:,}",
+            f"{row.copied_tokens * MODELS[0].token_bytes / 1e9:,.0f}",
             row.num_rejected,
         )
         for row in rows

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.tokens import as_integer
+
 COLUMNS = ("arrival", "prompt", "output")
 MOST_TOKENS, MOST_SECONDS = 2**31 - 1, 2**31 - 1  # of a request, and from the first to the last
 
@@ -28,7 +30,7 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        if not (self.median >= 1 and self.sigma >= 0):
+        if not (1 <= self.median < math.inf and 0 <= self.sigma < math.inf):
             raise BadTrace(f"LogNormal: median must be at least 1 and sigma at least 0, got {self.median} and {self.sigma}")
 
     @classmethod
@@ -39,6 +41,8 @@ class LogNormal:
     @classmethod
     def by_mean_and_median(cls, mean: float, median: float) -> "LogNormal":
         """The one with this mean and this median."""
+        if not 1 <= median <= mean:
+            raise BadTrace(f"LogNormal: the median must be at least 1 and at most the mean, got {median} and {mean}")
         return cls(median=median, sigma=math.sqrt(2 * math.log(mean / median)))
 
     def sample(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -121,6 +125,8 @@ def synthetic(name: str, num_requests: int, *, seed: int = 0, max_length: int = 
     """Requests of a published distribution, in a closed loop; prompt and output together at most `max_length`."""
     if name not in LENGTHS:
         raise BadTrace(f"no trace {name!r}: there are {', '.join(LENGTHS)}, or give a CSV file")
+    num_requests = as_integer(num_requests, "synthetic: num_requests", 1)
+    max_length = as_integer(max_length, "synthetic: max_length", 2)
     rng = np.random.default_rng(seed)
     prompt = np.minimum(LENGTHS[name].prompt.sample(num_requests, rng), max_length - max_length // 8)
     output = np.minimum(LENGTHS[name].output.sample(num_requests, rng), max_length - prompt)
@@ -129,6 +135,8 @@ def synthetic(name: str, num_requests: int, *, seed: int = 0, max_length: int = 
 
 def with_prefixes(trace: Trace, *, num_prefixes: int, prefix_length: int, seed: int = 0) -> Trace:
     """The same requests, each behind one of a few system prompts; the first are the most popular (1, 1/2, 1/3, ...)."""
+    num_prefixes = as_integer(num_prefixes, "with_prefixes: num_prefixes", 1)
+    prefix_length = as_integer(prefix_length, "with_prefixes: prefix_length", 0)
     popularity = 1 / np.arange(1, num_prefixes + 1)
     prefix = np.random.default_rng(seed).choice(num_prefixes, len(trace), p=popularity / popularity.sum())
     return Trace(
@@ -149,6 +157,9 @@ def from_csv(path: Path) -> Trace:
             missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
             if missing:
                 raise BadTrace(f"{path}: the first line must name {', '.join(COLUMNS)}; missing {', '.join(missing)}")
+            repeated = [column for column in COLUMNS if list(reader.fieldnames or ()).count(column) > 1]
+            if repeated:
+                raise BadTrace(f"{path}: the first line must name each column once; {', '.join(repeated)} stands there again")
             rows = [_row(path, reader.line_num, row) for row in reader]
         except (UnicodeDecodeError, csv.Error) as error:
             raise BadTrace(f"{path}: not a CSV file in UTF-8: {error}") from error
@@ -167,6 +178,8 @@ def from_csv(path: Path) -> Trace:
 def _row(path: Path, line: int, row: dict[str | None, str]) -> tuple[float, int, int]:
     if None in row:
         raise BadTrace(f"{path}, line {line}: more values than the first line has names")
+    if None in row.values():
+        raise BadTrace(f"{path}, line {line}: fewer values than the first line has names")
     try:
         values = float(row["arrival"]), int(row["prompt"]), int(row["output"])
     except (TypeError, ValueError) as error:

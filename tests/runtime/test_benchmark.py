@@ -29,6 +29,7 @@ class Decoding:
         self.ids = [self.join(context - (index % BLOCK_SIZE if spread else 0)) for index in range(num_seqs)]
         self.turn = 0
         self.joiners = []
+        self.num_joiners = 3
         self.sample()
 
     def join(self, length):
@@ -50,7 +51,7 @@ class Decoding:
         return slots, tables, lengths
 
     def replace(self):
-        """Three sequences end, three take their places, their prompts looked up; then a step."""
+        """As many sequences end as there are prompts, whose sequences take their places, looked up; then a step."""
         for prompt in self.prompts:
             self.turn = (self.turn + 89) % len(self.ids)
             self.manager.release_sequence(self.ids[self.turn])
@@ -58,11 +59,22 @@ class Decoding:
             self.joiners.append(self.ids[self.turn])
         return self.step()
 
+    def condense(self):
+        """The same, but the last of the list takes the place of one that leaves, and joiners stand at its end."""
+        for _ in self.prompts:
+            self.turn = (self.turn + 89) % (len(self.ids) - 1)
+            self.manager.release_sequence(self.ids[self.turn])
+            self.ids[self.turn] = self.ids.pop()
+        return self.join_at_the_end()
+
     def move_up(self):
-        """The same, but leavers are taken out of the list and joiners stand at its end."""
+        """The same, but leavers are taken out of the list, and all behind them move up."""
         for _ in self.prompts:
             self.turn = (self.turn + 89) % len(self.ids)
             self.manager.release_sequence(self.ids.pop(self.turn))
+        return self.join_at_the_end()
+
+    def join_at_the_end(self):
         self.joiners = [self.manager.create_sequence(prompt) for prompt in self.prompts]
         self.ids += self.joiners
         return self.step()
@@ -74,7 +86,7 @@ class Decoding:
             self.manager.append_tokens([sequence], [prompt.size])
             self.manager.commit_tokens([sequence], prompt, [prompt.size])
         self.joiners = []
-        self.prompts = self.rng.integers(0, VOCABULARY, (3, self.context)).astype(np.int32)
+        self.prompts = self.rng.integers(0, VOCABULARY, (self.num_joiners, self.context)).astype(np.int32)
         self.manager.get_seq_lens_tensor(self.ids)
         self.sample()
 
@@ -151,10 +163,12 @@ def test_a_step_that_evicts(benchmark, decoding):
 
 
 @pytest.mark.benchmark(group="memory.step")
-@pytest.mark.parametrize("how", ["replace", "move_up"])
+@pytest.mark.parametrize("num_joiners", [2, 3])
+@pytest.mark.parametrize("how", ["replace", "condense", "move_up"])
 @pytest.mark.parametrize("decoding", [(256, 2048, True), (256, 8192, True), (256, 131072, True)], indirect=True, ids=_name)
-def test_a_step_in_which_sequences_leave_and_join(benchmark, decoding, how):
-    """1% of the batch, rounded up to three, ends and is replaced; the context stays, for joiners are fed untimed."""
+def test_a_step_in_which_sequences_leave_and_join(benchmark, decoding, how, num_joiners):
+    """1% of the batch, 2.56 sequences, ends and is replaced; the context stays, for joiners are fed untimed."""
+    decoding.num_joiners = num_joiners
     decoding.fill()
     decoding.feed()
     benchmark.extra_info["budget_us"] = 100
@@ -162,6 +176,26 @@ def test_a_step_in_which_sequences_leave_and_join(benchmark, decoding, how):
     decoding.feed()
     decoding.check()
     assert min(state.sequence_length for state in decoding.manager.sequences.values()) > decoding.context - BLOCK_SIZE
+
+
+@pytest.mark.benchmark(group="memory.feed")
+@pytest.mark.parametrize("decoding", [(256, 2048, True), (256, 8192, True), (256, 131072, True)], indirect=True, ids=_name)
+def test_feeding_one_that_joins(benchmark, decoding):
+    """Append and commit of a whole prompt, whose blocks are taken from those of one that left: what release has put off."""
+    decoding.fill()
+
+    def one_leaves():
+        decoding.manager.release_sequence(decoding.ids[0])
+        prompt = decoding.rng.integers(0, VOCABULARY, decoding.context).astype(np.int32)
+        decoding.ids[0] = decoding.manager.create_sequence(prompt)
+        return (decoding.ids[0], prompt), {}
+
+    def feed(sequence, prompt):
+        decoding.manager.append_tokens([sequence], [prompt.size])
+        decoding.manager.commit_tokens([sequence], prompt, [prompt.size])
+
+    benchmark.pedantic(feed, setup=one_leaves, rounds=100, warmup_rounds=10)
+    decoding.check()
 
 
 @pytest.mark.benchmark(group="memory.hit")

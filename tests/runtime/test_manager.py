@@ -12,6 +12,7 @@ from runtime import (
     BlockManager,
     BrokenInvariant,
     ForeignBlock,
+    InvalidId,
     InvalidLength,
     KVBlockManager,
     OutOfBlocks,
@@ -101,6 +102,45 @@ def test_two_forks_that_fill_their_common_block_at_once_are_both_found():
 
     for tail in (5, 6):
         assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 4, tail, tail, 9])) == 6
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_forks_say_the_same_of_a_slot_that_they_share(together):
+    """A token is in flight when its sequence is forked: both may commit it, and neither may commit another."""
+    manager = BlockManager(16, 4)
+    a = filled(manager, [1, 2])
+    slot = manager.append_token(a)
+    b = manager.fork(a)
+    c = manager.fork(b)
+    manager.release_sequence(filled(manager, [7]))
+    words = f"sequence {b} shares slot {slot} with sequence {a}, which says that it holds token 3, got token 5"
+    if not together:
+        manager.commit_tokens([a], [3])
+    with pytest.raises(TokenMismatch, match=words):
+        manager.commit_tokens([a, b] if together else [b], [3, 5] if together else [5])
+    manager.check_invariants()
+
+    manager.commit_tokens([c, b, a] if together else [c, b], [3, 3, 3] if together else [3, 3])
+    assert manager.get_query_start_loc_tensor([a, b, c]).tolist() == [0, 0, 0, 0]
+    manager.append_tokens([a, b])
+    manager.commit_tokens([a, b], [8, 9])
+    assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 8, 0])) == 4
+    assert manager.num_cached_tokens(manager.create_sequence([1, 2, 3, 9, 0])) == 4
+
+
+def test_what_a_fork_cut_off_and_wrote_anew_is_its_own():
+    """Cut before the token in flight, a fork gets a copy of the block, and the others' tokens are no concern of it."""
+    manager = BlockManager(16, 4)
+    a = filled(manager, [1, 2])
+    manager.append_token(a)
+    b = manager.fork(a)
+    manager.truncate(b, 2)
+    manager.append_token(b)
+    manager.commit_tokens([a, b], [3, 5])
+    manager.release_sequence(a)
+    manager.check_invariants()
+
+    assert len(manager._books.in_flight) == 0
 
 
 def test_salts_keep_tenants_apart():
@@ -251,6 +291,57 @@ def test_asking_for_too_much_changes_nothing():
     manager.check_invariants()
 
 
+@pytest.mark.parametrize("num_cut", [1, 2])
+def test_who_ended_first_is_evicted_first(num_cut):
+    """Also where the blocks of a sequence that ended have not been looked at when others become idle."""
+    manager = BlockManager(16, 2)
+    first = filled(manager, [1, 2, 3, 4])
+    second = filled(manager, [5, 6, 7, 8, 9, 10])
+    older, younger = table(manager, first)[::-1], table(manager, second)[::-1]
+    manager.release_sequence(first)
+    manager.truncate(second, 6 - 2 * num_cut)
+
+    assert manager.cached_blocks == older + younger[:num_cut]
+    manager.check_invariants()
+
+
+def test_a_prefix_outlives_what_stands_behind_it():
+    """One that had only the prefix ends, then one that went on from there is cut: the deeper block is evicted first."""
+    manager = BlockManager(16, 2)
+    longer = filled(manager, [1, 2, 3, 4])
+    shorter = filled(manager, [1, 2, 9])
+    wanted = table(manager, longer)[::-1]
+    manager.release_sequence(shorter)
+    manager.truncate(longer, 0)
+
+    assert manager.cached_blocks == wanted
+    manager.check_invariants()
+
+
+def test_sequences_that_end_for_ever_are_booked():
+    """A prompt that is always found and never needs a new block: what is still to be booked stays bounded."""
+    manager = BlockManager(8, 2)
+    filled(manager, list(range(8)))
+    for _ in range(100):
+        manager.release_sequence(manager.create_sequence(list(range(9))))
+
+    assert 0 < manager._books.pool._num_unbooked <= 8
+    manager.check_invariants()
+
+
+def test_tensors_follow_a_batch_that_loses_its_first():
+    """Thirty sequences, and at every step the first leaves and another joins: rows slide, and the tensors with them."""
+    manager = BlockManager(200, 2)
+    ids = [filled(manager, [9, 8, index]) for index in range(30)]
+    for turn in range(70):
+        manager.release_sequence(ids.pop(0))
+        ids.append(filled(manager, [9, 7, turn]))
+        tables = manager.get_block_tables_tensor(ids)
+        assert tables.tolist() == [table(manager, sequence) for sequence in ids]
+        assert manager.get_seq_lens_tensor(ids).tolist() == [3] * 30
+    manager.check_invariants()
+
+
 def test_errors_name_who_the_rule_and_what_was_got():
     """Each refused call says what to do, and changes nothing."""
     manager = BlockManager(8, 4)
@@ -265,12 +356,12 @@ def test_errors_name_who_the_rule_and_what_was_got():
         (UnknownSequence, f"resume: sequence {sequence} is not preempted", lambda: manager.resume(sequence)),
         (SequenceExists, f"create_sequence: sequence {away} exists", lambda: manager.create_sequence((), away)),
         (SequenceExists, f"fork: sequence {again} exists", lambda: manager.fork(sequence, again)),
-        (InvalidLength, "has 8 tokens and can be cut to 0 to as many, got 9", lambda: manager.truncate(sequence, 9)),
+        (InvalidLength, "the new length of sequence 0 must be 0 to 8, got 9", lambda: manager.truncate(sequence, 9)),
         (InvalidLength, "awaits 0 tokens, got 1", lambda: manager.commit_tokens([sequence], [1])),
         (InvalidLength, "1 tokens of 1 sequences were announced, got 2", lambda: manager.commit_tokens([sequence], [1, 2])),
         (InvalidLength, "counts must be at least 1, got 0", lambda: manager.append_tokens([sequence], [0])),
-        (InvalidLength, "has 8 tokens and can be cut to 0 to as many, got 4.5", lambda: manager.truncate(sequence, 4.5)),
-        (UnknownSequence, "append_tokens: sequence None is unknown", lambda: BlockManager(4, 4).append_tokens([None])),
+        (InvalidLength, "must be an integer, got 4.5", lambda: manager.truncate(sequence, 4.5)),
+        (InvalidId, "append_tokens: a sequence's id is an integer, got None", lambda: BlockManager(4, 4).append_tokens([None])),
         (InvalidLength, "counts must be integers below", lambda: manager.append_tokens([sequence], [1.5])),
         (InvalidLength, "counts must be integers below", lambda: manager.append_tokens([sequence], [2**63 - 1])),
         (InvalidLength, "counts must be integers below", lambda: manager.append_tokens([sequence], [2**70])),

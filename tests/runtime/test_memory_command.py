@@ -17,7 +17,7 @@ def run(*words):
 
 
 def test_the_study_writes_records_tables_and_pictures(tmp_path, capsys):
-    """A row for each allocator, the claims beside them, and five pictures."""
+    """A row for each allocator, the claims beside them, and seven pictures."""
     words = ("--trace", "azure_code", "--requests", "20", "--slots", "16384", "--block-sizes", "1,16", "--out", str(tmp_path))
     assert run(*words) == 0
     records = [json.loads(line) for line in (tmp_path / "waste.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -28,7 +28,7 @@ def test_the_study_writes_records_tables_and_pictures(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "| the Ascend article       | paged        | 90.0%" in text
     assert "2.15 GB" in text
-    for picture in ("utilisation", "pool_shares", "block_size", "at_once", "pool"):
+    for picture in ("utilisation", "pool_shares", "block_size", "at_once", "preemptions", "copied", "pool"):
         assert (tmp_path / f"{picture}.png").stat().st_size > 10_000
 
 
@@ -52,7 +52,7 @@ def test_a_csv_is_a_trace(tmp_path, capsys):
     [
         (("--trace", "bard"), "no trace 'bard': there are sharegpt, azure_chat, azure_code, or give a CSV file"),
         (("--requests", "0"), "--requests must be at least 1"),
-        (("--block-sizes", "16,0"), "block_sizes must be 1 to num_slots"),
+        (("--block-sizes", "16,0"), "one of block_sizes must be 1 to 65536, got 0"),
         (("--block-sizes", "16,"), "--block-sizes must be whole numbers"),
         (("--slots", "8", "--block-sizes", "1"), "num_slots must be at least a block of 16"),
         (("--step-ms", "0"), "step_s must be at least a microsecond"),

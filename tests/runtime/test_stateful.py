@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from runtime import BlockManager, OutOfBlocks
+from runtime import BlockManager, OutOfBlocks, TokenMismatch
 from tests.runtime.naive import Exhausted, NaiveManager
 
 TOKENS = st.integers(0, 1)
@@ -16,14 +16,20 @@ PROMPTS = st.lists(TOKENS, max_size=14)
 class ManagerMachine(RuleBasedStateMachine):
     """A manager, its model, and an engine that writes into slots what identifies a token: all tokens up to it."""
 
-    @initialize(num_blocks=st.integers(1, 14), block_size=st.integers(1, 4), num_host=st.sampled_from((0, 3, 20)))
-    def begin(self, num_blocks, block_size, num_host):
+    @initialize(
+        num_blocks=st.integers(1, 14),
+        block_size=st.integers(1, 4),
+        num_host=st.sampled_from((0, 3, 20)),
+        patience=st.sampled_from((1, 4, 12)),
+    )
+    def begin(self, num_blocks, block_size, num_host, patience):
         self.real = BlockManager(num_blocks, block_size, num_host_blocks=num_host)
         self.model = NaiveManager(num_blocks, block_size, num_host)
         self.device = np.full((num_blocks, block_size), None, object)
         self.host = np.full((num_host, block_size), None, object)
         self.unwritten = {}  # id -> {position: slot}
         self.next_id = 100
+        self.patience, self.num_checks = patience, 0
 
     def choose(self, data, names):
         return data.draw(st.sampled_from(sorted(names)))
@@ -127,6 +133,24 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @precondition(resident)
     @rule(data=st.data())
+    def contradict(self, data):
+        """Two that share a block with a token in flight may not differ about it; nobody else is told no."""
+        name, other = (self.choose(data, self.model.sequences) for _ in range(2))
+        sequence, second = self.model.sequences[name], self.model.sequences[other]
+        position = sequence.committed
+        logical = position // self.model.block_size
+        tables = sequence.table[logical : logical + 1], second.table[logical : logical + 1]
+        if name == other or position >= min(map(len, (sequence.tokens, second.tokens))) or tables[0] != tables[1]:
+            return
+        if second.committed < position:
+            return
+        token = sequence.tokens[position]
+        names, tokens = ([name], [1 - token]) if second.committed > position else ([name, other], [1 - token, token])
+        with pytest.raises(TokenMismatch):
+            self.real.commit_tokens(names, tokens)
+
+    @precondition(resident)
+    @rule(data=st.data())
     def fork(self, data):
         self.forward()
         name = self.choose(data, self.model.sequences)
@@ -188,9 +212,10 @@ class ManagerMachine(RuleBasedStateMachine):
         """Equal tables up to the names of blocks, equal states of blocks, and the right bytes in every slot."""
         if not hasattr(self, "real"):
             return
-        self.real.check_invariants()
+        self.num_checks += 1
+        if self.num_checks % self.patience == 0:  # to ask how blocks stand is to have them booked
+            self.look()
         assert self.real.num_free_blocks == len(self.model.free)
-        assert self.real.num_cached_blocks == len(self.model.idle)
         assert self.real.num_free_host_blocks == self.model.num_free_host
         assert set(self.real.sequences) == set(self.model.sequences)
         pairs = set()
@@ -199,6 +224,14 @@ class ManagerMachine(RuleBasedStateMachine):
             assert state.sequence_length == len(sequence.tokens)
             pairs |= set(zip(state.block_table, sequence.table, strict=True))
         assert len(pairs) == len({block for block, _ in pairs}) == len({block for _, block in pairs})
+
+    def look(self):
+        self.real.check_invariants()
+        assert self.real.num_cached_blocks == len(self.model.idle)
+
+    def teardown(self):
+        if hasattr(self, "real"):
+            self.look()
 
     @invariant()
     def right_bytes(self):

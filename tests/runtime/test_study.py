@@ -134,6 +134,9 @@ def test_csv_arrivals_are_steps(tmp_path):
         ("arrival,prompt,output\n1,99999999999999999999,1\n", "prompt and output 1 to 2147483647"),
         ("arrival,prompt,output\n1,2,3\n1e30,2,1\n", "within 2147483647 seconds, got 1e.30"),
         ("arrival,prompt,output\n1,2,3,4\n", "line 2: more values than"),
+        ("arrival,prompt,output\n1,2\n", "line 2: fewer values than"),
+        ("arrival,prompt,output\n1,-2,3\n", "output 1 to"),
+        ("arrival,prompt,output,prompt\n1,2,3,4\n", "each column once; prompt stands there again"),
         ("arrival,prompt,output\n1,2,\udcff\n", "not a CSV file in UTF-8"),
     ],
 )
