@@ -62,7 +62,7 @@ class Group:
         tile = 32 // lanes * rows
         parts = math.ceil(shape.group / MAX_HEADS)
         heads = math.ceil(shape.group / parts)
-        ctas = (4 if heads <= 4 else 3) - (rows < 8 and heads > 2)  # as many as no spills allow
+        ctas = 2 if heads > 4 else 4 if heads <= 2 or rows >= 8 else 3  # as many as no spills allow, anywhere
         query = heads * per_lane * lanes * 16 * 4 // ITEMSIZE[shape.dtype]
         ring = max(SLOTS * rows * per_lane * 32 * 16, heads * shape.head_dim * 4)
         return cls(
