@@ -172,8 +172,7 @@ def strided_query(subject: Subject) -> Iterator[Answer]:
     case, query = plain.case, plain.query
     wide = query.new_full((len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim), float("nan"))
     wide[:, : case.num_q_heads] = query
-    wide_out = torch.empty_like(wide)
-    fill_unwritten(wide_out)
+    wide_out = _unwritten_like(wide)
     out = wide_out[:, : case.num_q_heads]
     yield plain.answer(_launch_on(plain, (wide[:, : case.num_q_heads], *plain.staged.caches[0], out)))
     if not is_unwritten(wide_out[:, case.num_q_heads :].contiguous()).all():
@@ -189,12 +188,18 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
         wide = cache.new_full((len(cache), 2, *cache.shape[1:]), float("nan"))
         wide[:, 0] = cache
         caches.append(wide[:, 0])
-    yield plain.answer(_launch_on(plain, (plain.query, *caches, torch.empty_like(plain.query))))
+    yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
+
+
+def _unwritten_like(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(tensor)
+    fill_unwritten(made)
+    return made
 
 
 def _launch_on(plain: _Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
     """Launch on tensors of other strides, which an implementation may refuse, in words of its own."""
-    out, lse = tensors[3], torch.empty_like(plain.staged.lses[0])
+    out, lse = tensors[3], _unwritten_like(plain.staged.lses[0])
     plain.subject.trial.plan(plain.step)
     try:
         plain.subject.trial.prepared.launch(*tensors, lse)

@@ -10,7 +10,7 @@ import torch
 
 from harness import hazards as hz
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
-from harness.guards import Guarded, empty, house, seal
+from harness.guards import Guarded, empty, house, leaves_unwritten, seal
 from harness.ops.attention import AttentionStep
 from harness.ops.layouts import HND, Layout
 from harness.registry import PreparedReader
@@ -61,6 +61,7 @@ class StagedAttention:
             self.outs.append(out)
             self.lses.append(lse)
             self.written += [of_out, of_lse]
+        self._unwritten = set(range(self.num_layers)) if leaves_unwritten() else set()
         return True
 
     @property
@@ -78,6 +79,10 @@ class StagedAttention:
         return self.written[2 * layer : 2 * layer + 2]
 
     def soil(self, layer: int) -> None:
+        """Pre-fill the outputs; under initcheck their first launch meets them as they were allocated."""
+        if layer in self._unwritten:
+            self._unwritten.remove(layer)
+            return
         fill_unwritten(self.outs[layer])
         fill_unwritten(self.lses[layer])
 
