@@ -37,6 +37,8 @@ PLAIN = Hazards(name="plain", fill="nan", needles=False, seed=1)
 #: A needle shows its own edge and blinds everything else, so it never runs alone. A kernel that drops NaN, by a maximum or
 #: on purpose, has met none here: infinities and large numbers lie where PLAIN has NaN, and decoys just past each end.
 NEEDLES = Hazards(name="needles", fill="mixed", needles=True, seed=2, foreign=True)
+#: Another batch of the same shape: as PLAIN, but other values and tables.
+OTHER = Hazards(name="other", fill="nan", needles=False, seed=4)
 #: What is timed: as PLAIN, but other values, tables and addresses than any that were checked before.
 TIMED = Hazards(name="timed", fill="nan", needles=False, seed=3)
 

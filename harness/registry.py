@@ -34,6 +34,7 @@ ROLES = ("implementation", "control", "reader")
 #: relations (harness/relations.py) and how far an entry claims each unless it says otherwise
 RELATIONS = {
     "repeat": "bitwise",
+    "two_plans": "tolerance",
     "graph": "tolerance",
     "side_stream": "tolerance",
     "block_permutation": "tolerance",

@@ -15,6 +15,7 @@ import torch
 
 from harness.check import Verdict
 from harness.device import Device
+from harness.hazards import OTHER
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
@@ -131,6 +132,25 @@ def repeat(subject: Subject) -> Iterator[Answer]:
     yield subject.again(launched(trial, subject.staged, plan=False))
 
 
+def two_plans(subject: Subject) -> Iterator[Answer]:
+    """Another batch is planned and launched while the first still waits for its device: neither shows in the other.
+
+    A host buffer that is filled again before its copy to the device is done gives the first batch the plan of the second.
+    """
+    trial, first = subject.trial, subject.staged
+    inputs = operator(subject.case.op).build(subject.case, OTHER, layers=1, device=subject.device.name)
+    second = inputs.stage(subject.entry.layout)
+    alone = launched(trial, second)
+    if subject.device.kind == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda._sleep(4 * SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+    for staged in (first, second):
+        trial.plan(staged.step)
+        trial.launch(staged, 0)
+    yield subject.again(_outputs(trial, first))
+    yield Answer(_outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises))
+
+
 def graph(subject: Subject) -> Iterator[Answer]:
     """A captured launch, replayed, does what it does eagerly."""
     subject.require_cuda()
@@ -166,7 +186,7 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
 Relation = Callable[[Subject], Iterator[Answer]]
 
 #: what every operator is asked; attention more (harness/attention_relations.py)
-GENERAL: dict[str, Relation] = {"repeat": repeat, "graph": graph, "side_stream": side_stream}
+GENERAL: dict[str, Relation] = {"repeat": repeat, "two_plans": two_plans, "graph": graph, "side_stream": side_stream}
 
 
 def relations_of(op: str) -> dict[str, Relation]:

@@ -6,6 +6,7 @@ Most are edits: a right implementation with a few words replaced. The others com
 from __future__ import annotations
 
 from harness.control import Control, Shows
+from harness.registry import Limits
 from impls.controls import cuda_edits, numpy_edits, torch_edits, triton_edits
 
 _ANY = Shows(at_least={"max_seq_len": 1})
@@ -20,7 +21,12 @@ BEHAVIOURS = (
     _behaviour("stale_result", "stale", "once warm, an earlier launch's answer is given to every other one", only_timed=True),
     _behaviour("result_of_another_case", "remembered", "an answer is remembered by shape, whatever the values"),
     _behaviour("late", "late", "once warm, work is done in a thread, past the timer", only_timed=True, graph=False),
-    _behaviour("first_plan", "first_plan", "the plan of another batch is used (TRT-LLM#15546, vllm#17283)"),
+    _behaviour("first_plan", "first_plan", "the plan of another batch is used (vllm#17283)"),
+    _behaviour(
+        "plan_buffer_reused", "reused_buffer", "the plan's host buffer is filled again before its copy is done (TRT-LLM#15546)",
+        shows=Shows(at_least={"num_blocks_of_longest": 4}), devices=("cuda",), available="impls.cuda.jit:why_missing",
+        limits=Limits(max_head_dim=512),
+    ),
     _behaviour(
         "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",
         op="cache_write", shows=Shows(at_least={"num_written": 1}),

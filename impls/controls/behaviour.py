@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from harness.registry import Prepared
 from impls import torch_cache_write, torch_gather
 
 if TYPE_CHECKING:
-    from harness.ops.attention import AttentionSpec
+    from harness.ops.attention import AttentionSpec, AttentionStep
     from harness.ops.cache_write import CacheWriteSpec
 
 #: launches after a plan that are honest: a check launches less often, whatever is timed more often
@@ -110,6 +111,23 @@ class FirstPlan(Wrapped):
         self.is_planned = True
 
 
+class ReusedBuffer(Wrapped):
+    """Plans through one pinned buffer, and fills it again while its copy to the device may still wait for the stream."""
+
+    def __init__(self, right: Any, spec: AttentionSpec) -> None:
+        super().__init__(right)
+        size = spec.max_num_seqs * spec.max_blocks_per_seq
+        self.pinned = torch.empty(size, dtype=torch.int32, pin_memory=True)
+        self.tables = torch.empty(size, dtype=torch.int32, device=spec.device)
+        self.workspace_bytes += 4 * size
+
+    def plan(self, step: AttentionStep) -> None:
+        host = torch.from_numpy(step.host_block_tables).flatten()
+        tables = self.tables[: len(host)]
+        tables.copy_(self.pinned[: len(host)].copy_(host), non_blocking=True)
+        self.right.plan(dataclasses.replace(step, block_tables=tables.view(step.block_tables.shape)))
+
+
 def stale(spec: AttentionSpec) -> Wrapped:
     return Stale(torch_gather.prepare(spec))
 
@@ -124,6 +142,12 @@ def late(spec: AttentionSpec) -> Wrapped:
 
 def first_plan(spec: AttentionSpec) -> Wrapped:
     return FirstPlan(torch_gather.prepare(spec))
+
+
+def reused_buffer(spec: AttentionSpec) -> Wrapped:
+    from impls.cuda import per_token
+
+    return ReusedBuffer(per_token.prepare(spec), spec)
 
 
 def first_slots(spec: CacheWriteSpec) -> Wrapped:

@@ -87,6 +87,21 @@ class Remembers(Right):
         lse.copy_(self.answer[1])
 
 
+class OneBuffer(Right):
+    """Planning clears what the last launch has written: its outputs served as the plan's scratch."""
+
+    last = None
+
+    def plan(self, step):
+        super().plan(step)
+        if self.last is not None:
+            self.last.zero_()
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        self.last = lse
+
+
 class Refuses(Right):
     def launch(self, query, key_cache, value_cache, out, lse):
         if not (query.is_contiguous() and key_cache.is_contiguous()):
@@ -108,6 +123,7 @@ FIRST_BLOCK = operator("attention").build(CASE, PLAIN, layers=1, device="cpu").s
 
 FAULTS = {
     "repeat": LastBit,
+    "two_plans": OneBuffer,
     "block_permutation": erring(lambda toy, *_: tables(toy).shape == (4, 5) and tables(toy)[0, 0] != FIRST_BLOCK),
     "batch_order": erring(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
     "shared_prefix": erring(lambda toy, *_: shares(toy)),
@@ -224,7 +240,7 @@ def test_other_operators_are_held_to_what_applies(case):
     note, why = hold(Impl(name="some", op=case.op, prepare=f"impls.torch_{case.op}:prepare"), case)
 
     assert why is None
-    assert note == {"repeat": "bitwise", "graph": NO_GPU, "side_stream": NO_GPU}
+    assert note == {"repeat": "bitwise", "two_plans": "bitwise", "graph": NO_GPU, "side_stream": NO_GPU}
 
 
 def run(impl, **options):
