@@ -189,8 +189,9 @@ def _arithmetic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Relative errors of a probability from its score, and of a sum over tokens one by one, in float32."""
     light = p.where(p < 4 * UNIT_F32, 0.0).sum(-1) / 4  # a running sum may lose for good what is so light
-    # Tensor cores cut each of their head_dim / 16 float32 additions off instead of rounding it (Fasi, Higham, Mikaitis,
-    # Pranesh: Numerical behavior of NVIDIA tensor cores, 2021), so that errors of a score add up; float32 has none to use.
+    # Tensor cores cut off where they add (V100 to A100: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor
+    # cores", PeerJ CS 7:e330, 2021), on an H100 once for 16 products (Khattak, Mikaitis, "Accurate models of NVIDIA tensor
+    # cores", arXiv 2512.07004): each of head_dim / 16 sums loses up to 2 units, and they add up. LSE is allowed 4 times this.
     added_up = head_dim**0.5 / 6 if truth.dtype == torch.float32 else max(head_dim**0.5 / 6, head_dim / 32)
     of_score = UNIT_F32 * (2 + reach * added_up) + light
     if "query" in truth.quantises:  # moves all scores of a row together: nothing averages it out
