@@ -68,11 +68,16 @@ class Subject:
 
     @classmethod
     def of(cls, case: Case, entry: Entry, trial: Trial, staged: Staged, thorough: bool) -> Subject:
+        """Launch once more on inputs that were launched on before. Raises Broken where the answer is wrong now."""
         begin = time.perf_counter()
         words = launched(trial, staged)
+        launch_s = time.perf_counter() - begin
+        verdict = staged.judge(0, entry.impl.quantises)
+        if not verdict.passed:
+            raise Broken(str(verdict.reason))
         return cls(
             case=case, entry=entry, device=trial.device, trial=trial, staged=staged, thorough=thorough, answer=words,
-            launch_s=time.perf_counter() - begin,
+            launch_s=launch_s,
         )
 
     def again(self, words: Sequence[torch.Tensor]) -> Answer:

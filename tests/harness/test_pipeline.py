@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
-from harness import pipeline, timing
+from harness import check, pipeline, timing
 from harness.device import Device
 from harness.hazards import PLAIN
+from harness.ops import attention_staged
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionOperator
 from harness.ops.block_copy import BlockCopyCase
@@ -177,6 +178,24 @@ class StopsTheClock(Right):
         time.perf_counter = None
 
 
+class Patches(Right):
+    """Makes every error 0, for itself and whoever comes after."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        out.zero_()
+        lse.zero_()
+        torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *args, **kwargs: torch.zeros_like(tensor)
+
+
+class OwnJudge(Right):
+    """Is judged by itself."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        out.zero_()
+        lse.zero_()
+        attention_staged.judge_attention = lambda *_, **__: check.Verdict(passed=True, num_rows=1, num_failed=0)
+
+
 class Oddities(Right):
     ledger = {"odd": object(), 7: {1, 2}}
     kernels = ({"name": "k", "digest": b"\xff", "registers": torch.tensor(64)},)
@@ -195,6 +214,8 @@ TOYS = {
     "lacks_all": lambda spec: type("Bare", (), {"plan": print, "launch": print})(),
     **{f"workspace_{size}": odd(workspace_bytes=size) for size in (None, -5, True, 1.5)},
     "stops_the_clock": StopsTheClock,
+    "patches": Patches,
+    "own_judge": OwnJudge,
     "odd_ledger": odd(ledger=None),
     "ledger_7": odd(ledger=7),
     "odd_kernels": odd(kernels=("k",)),
@@ -284,7 +305,9 @@ def test_without_bench_nothing_is_timed():
             (f"workspace_{size}", "failed", f"prepare: workspace_bytes must be a whole number of bytes, 0 or more (got {size})")
             for size in (None, -5, True, 1.5)
         ),
-        ("stops_the_clock", "failed", "check with plain inputs: "),
+        ("stops_the_clock", "wrong", "check with plain inputs: guard: replaced time.perf_counter, by which"),
+        ("patches", "wrong", "check with plain inputs: guard: replaced torch.Tensor.norm and 1 more, by which rows are judged"),
+        ("own_judge", "wrong", "check with plain inputs: guard: replaced harness.ops.attention_staged.judge_attention, by"),
         ("odd_ledger", "failed", "prepare: ledger must map topics to remarks (got None)"),
         ("ledger_7", "failed", "prepare: ledger must map topics to remarks (got 7)"),
         ("odd_kernels", "failed", "prepare: kernels must be a sequence of mappings (got ('k',))"),
@@ -458,7 +481,7 @@ class Idle(torch_block_copy.BlockCopy):
 
 
 class CopiesOnce(torch_block_copy.BlockCopy):
-    """Copies no address twice: what is timed after its first launch is nothing."""
+    """Copies no address twice: all launches but the first do nothing."""
 
     def __init__(self, spec):
         super().__init__(spec)
@@ -471,7 +494,7 @@ class CopiesOnce(torch_block_copy.BlockCopy):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("Idle", "plain inputs: "), ("CopiesOnce", "timed launches, set 0: ")], ids=str
+    ("kind", "reason"), [("Idle", "plain inputs: "), ("CopiesOnce", "one more launch on plain inputs: ")], ids=str
 )
 def test_a_copy_left_undone_is_wrong(kind, reason):
     """Caches are put back before every judgement, so that work done once is not taken for work done again."""
