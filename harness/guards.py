@@ -187,6 +187,15 @@ def restore(held: Sequence[Guarded], fresh: Sequence[Guarded]) -> None:
         guarded.words.copy_(source.words)
 
 
+def swap(held: Sequence[Guarded], others: Sequence[Guarded]) -> None:
+    """Exchange the contents of allocations made in the same way, and what they were sealed with."""
+    for one, other in zip(held, others, strict=True):
+        kept = one.words.clone()
+        one.words.copy_(other.words)
+        other.words.copy_(kept)
+        one.sealed, other.sealed = other.sealed, one.sealed
+
+
 _watched: contextvars.ContextVar[list[Guarded] | None] = contextvars.ContextVar("watched", default=None)
 _tool: contextvars.ContextVar[str | None] = contextvars.ContextVar("tool", default=None)
 

@@ -38,6 +38,8 @@ RELATIONS = {
     "graph": "tolerance",
     "side_stream": "tolerance",
     "block_permutation": "tolerance",
+    "clean_pool": "tolerance",
+    "same_addresses": "tolerance",
     "batch_order": "tolerance",
     "shared_prefix": "tolerance",
     "layers": "tolerance",

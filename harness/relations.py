@@ -120,10 +120,11 @@ def launched(trial: Trial, staged: Staged, plan: bool = True) -> list[torch.Tens
     if plan:
         trial.plan(staged.step)
     trial.launch(staged, 0)
-    return _outputs(trial, staged)
+    return outputs(trial, staged)
 
 
-def _outputs(trial: Trial, staged: Staged) -> list[torch.Tensor]:
+def outputs(trial: Trial, staged: Staged) -> list[torch.Tensor]:
+    """The outputs of what was launched on the first set, as words; raises Broken where the launch did more than that."""
     why = trial.look(staged, [0])
     if why:
         raise Broken(why)
@@ -152,8 +153,8 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
     for staged in (first, second):
         trial.plan(staged.step)
         trial.launch(staged, 0)
-    yield subject.again(_outputs(trial, first))
-    yield Answer(_outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises))
+    yield subject.again(outputs(trial, first))
+    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises))
 
 
 def graph(subject: Subject) -> Iterator[Answer]:
@@ -170,7 +171,7 @@ def graph(subject: Subject) -> Iterator[Answer]:
     for _ in range(2):
         staged.soil(0)
         captured.replay()
-        yield subject.again(_outputs(trial, staged))
+        yield subject.again(outputs(trial, staged))
 
 
 def side_stream(subject: Subject) -> Iterator[Answer]:
@@ -184,7 +185,7 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
     with torch.cuda.stream(stream):
         trial.plan(staged.step)
         trial.prepared.launch(*lend(staged.arguments(0)))
-        words = _outputs(trial, staged)
+        words = outputs(trial, staged)
     yield subject.again(words)
 
 

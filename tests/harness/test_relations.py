@@ -107,6 +107,17 @@ class OneBuffer(Right):
         self.last = lse
 
 
+class ByAddress(Right):
+    """Plans once for tables at one address."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.plans = {}
+
+    def plan(self, step):
+        super().plan(self.plans.setdefault(step.block_tables.data_ptr(), step))
+
+
 class Refuses(Right):
     def launch(self, query, key_cache, value_cache, out, lse):
         if not (query.is_contiguous() and key_cache.is_contiguous()):
@@ -130,6 +141,8 @@ FAULTS = {
     "repeat": LastBit,
     "two_plans": OneBuffer,
     "block_permutation": erring(lambda toy, *_: tables(toy).shape == (4, 5) and tables(toy)[0, 0] != FIRST_BLOCK),
+    "clean_pool": erring(lambda toy, query, key_cache: not key_cache.isnan().any()),
+    "same_addresses": ByAddress,
     "batch_order": erring(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
     "shared_prefix": erring(lambda toy, *_: shares(toy)),
     "layers": Remembers,
@@ -144,6 +157,8 @@ BITS = {
     "repeat": LastBit,
     "two_plans": rounding(lambda toy, *_: toy.launches == 3),
     "block_permutation": rounding(lambda toy, *_: tables(toy)[0, 0] != FIRST_BLOCK),
+    "clean_pool": rounding(lambda toy, query, key_cache: not key_cache.isnan().any()),
+    "same_addresses": rounding(lambda toy, *_: toy.launches == 3),
     "batch_order": rounding(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
     "shared_prefix": rounding(lambda toy, *_: shares(toy)),
     "layers": rounding(lambda toy, *_: toy.launches == 4),
