@@ -23,6 +23,12 @@ BEHAVIOURS = (
     _behaviour("late", "late", "once warm, work is done in a thread, past the timer", only_timed=True, graph=False),
     _behaviour("first_plan", "first_plan", "the plan of another batch is used (vllm#17283)"),
     _behaviour(
+        "plan_by_address", "plan_by_address", "a plan is kept by the address of tables that are written anew each step",
+        shows=Shows(at_least={"num_blocks_of_longest": 2}),
+    ),
+    _behaviour("right_where_watched", "watched", "right where memory is poisoned, as under a checker, and nowhere else"),
+    _behaviour("own_judge", "own_judge", "functions by which it is judged are replaced by its own"),
+    _behaviour(
         "plan_buffer_reused", "reused_buffer", "the plan's host buffer is filled again before its copy is done (TRT-LLM#15546)",
         shows=Shows(at_least={"num_blocks_of_longest": 4}), devices=("cuda",), available="impls.cuda.jit:why_missing",
         limits=Limits(max_head_dim=512),

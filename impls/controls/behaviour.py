@@ -111,6 +111,35 @@ class FirstPlan(Wrapped):
         self.is_planned = True
 
 
+class PlanByAddress(Wrapped):
+    """Plans once for block tables at one address."""
+
+    def __init__(self, right: Any) -> None:
+        super().__init__(right)
+        self.plans: dict[int, Any] = {}
+
+    def plan(self, step: AttentionStep) -> None:
+        super().plan(self.plans.setdefault(step.block_tables.data_ptr(), step))
+
+
+class Watched(Wrapped):
+    """Right where it is watched: where some value is NaN."""
+
+    def launch(self, query: Any, key_cache: Any, value_cache: Any, out: Any, lse: Any) -> None:
+        super().launch(query, key_cache, value_cache, out, lse)
+        if not value_cache.isnan().any() and value_cache.isfinite().all():
+            out.mul_(1.1)
+
+
+class OwnJudge(Wrapped):
+    """Leaves zeros, and finds them right."""
+
+    def launch(self, query: Any, key_cache: Any, value_cache: Any, out: Any, lse: Any) -> None:
+        out.zero_()
+        lse.zero_()
+        torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *_, **__: tensor * 0  # type: ignore[assignment,method-assign]
+
+
 class ReusedBuffer(Wrapped):
     """Plans through one pinned buffer, and fills it again while its copy to the device may still wait for the stream."""
 
@@ -142,6 +171,18 @@ def late(spec: AttentionSpec) -> Wrapped:
 
 def first_plan(spec: AttentionSpec) -> Wrapped:
     return FirstPlan(torch_gather.prepare(spec))
+
+
+def plan_by_address(spec: AttentionSpec) -> Wrapped:
+    return PlanByAddress(torch_gather.prepare(spec))
+
+
+def watched(spec: AttentionSpec) -> Wrapped:
+    return Watched(torch_gather.prepare(spec))
+
+
+def own_judge(spec: AttentionSpec) -> Wrapped:
+    return OwnJudge(torch_gather.prepare(spec))
 
 
 def reused_buffer(spec: AttentionSpec) -> Wrapped:
