@@ -6,7 +6,6 @@ Most are edits: a right implementation with a few words replaced. The others com
 from __future__ import annotations
 
 from harness.control import Control, Shows
-from harness.registry import Limits
 from impls.controls import cuda_edits, numpy_edits, torch_edits, triton_edits
 
 _ANY = Shows(at_least={"max_seq_len": 1})
@@ -28,11 +27,6 @@ BEHAVIOURS = (
     ),
     _behaviour("right_where_watched", "watched", "right where memory is poisoned, as under a checker, and nowhere else"),
     _behaviour("own_judge", "own_judge", "functions by which it is judged are replaced by its own"),
-    _behaviour(
-        "plan_buffer_reused", "reused_buffer", "the plan's host buffer is filled again before its copy is done (TRT-LLM#15546)",
-        shows=Shows(at_least={"num_blocks_of_longest": 4}), devices=("cuda",), available="impls.cuda.jit:why_missing",
-        limits=Limits(max_head_dim=512),
-    ),
     _behaviour(
         "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",
         op="cache_write", shows=Shows(at_least={"num_written": 1}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -140,23 +139,6 @@ class OwnJudge(Wrapped):
         torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *_, **__: tensor * 0  # type: ignore[assignment,method-assign]
 
 
-class ReusedBuffer(Wrapped):
-    """Plans through one pinned buffer, and fills it again while its copy to the device may still wait for the stream."""
-
-    def __init__(self, right: Any, spec: AttentionSpec) -> None:
-        super().__init__(right)
-        size = spec.max_num_seqs * spec.max_blocks_per_seq
-        self.pinned = torch.empty(size, dtype=torch.int32, pin_memory=True)
-        self.tables = torch.empty(size, dtype=torch.int32, device=spec.device)
-        self.workspace_bytes += 4 * size
-
-    def plan(self, step: AttentionStep) -> None:
-        host = torch.from_numpy(step.host_block_tables).flatten()
-        tables = self.tables[: len(host)]
-        tables.copy_(self.pinned[: len(host)].copy_(host), non_blocking=True)
-        self.right.plan(dataclasses.replace(step, block_tables=tables.view(step.block_tables.shape)))
-
-
 def stale(spec: AttentionSpec) -> Wrapped:
     return Stale(torch_gather.prepare(spec))
 
@@ -183,12 +165,6 @@ def watched(spec: AttentionSpec) -> Wrapped:
 
 def own_judge(spec: AttentionSpec) -> Wrapped:
     return OwnJudge(torch_gather.prepare(spec))
-
-
-def reused_buffer(spec: AttentionSpec) -> Wrapped:
-    from impls.cuda import per_token
-
-    return ReusedBuffer(per_token.prepare(spec), spec)
 
 
 def first_slots(spec: CacheWriteSpec) -> Wrapped:
