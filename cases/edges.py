@@ -79,7 +79,19 @@ QUERIES = (
     _edge("prefill_group_7", (35, 20), q_lens=(9, 20), num_q_heads=14),
 )
 
+# One token before, on and after the ends of tiles of 64 to 512, of three splits of 512, and more sequences than a warp has
+# lanes, no two neighbours alike; three query heads of one KV head, a scale of its own.
+TILES = _edge(
+    "tiles",
+    (
+        129, 3, 63, 0, 65, 511, 2, 64, 128, 1, 257, 17, 127, 1536, 5, 193, 255, 4, 512, 31, 191, 256, 7, 513, 33, 192, 6, 8,
+        385, 9, 47, 10, 49, 11, 66, 12, 130, 13, 62, 0, 15, 126,
+    ),
+    num_q_heads=3, num_kv_heads=1, head_dim=64, block_size=32, dtype="bf16", scale=0.2,
+)  # fmt: skip
+
 OTHERS = (
+    TILES,
     # Over one or two KV heads many a wrong map of heads is right by chance.
     _edge("kv_heads_8", (70, 16, 33), num_q_heads=24, num_kv_heads=8, head_dim=64, dtype="bf16"),
     _edge("scale", (70,), scale=0.5),

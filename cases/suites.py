@@ -37,12 +37,19 @@ ONLY_KILLERS = (
     "faults.head_dim_256_page_16",
 )
 
+#: what no model above is shaped like, each the smallest: several chunks, no query, odd groups and heads, blocks of 24 and 32
+ODD_SHAPES = (
+    "edges.tiles", "edges.q_len_ragged", "edges.q_len_0", "edges.prefill_head_dim_80", "edges.group_1", "edges.group_71",
+    "edges.length_5000_ragged",
+)
+
 QUICK: Suite = (
     # On any machine.
     decode.QWEN3_0_6B_SMALL, decode.LLAMA3_8B_SINGLE, decode.GPT_OSS_SMALL, prefill.MIXED_SMALL, edges.ALL_LENGTHS, facts.J,
     writes.DECODE_64, writes.PREFILL_2048, copies.SMALL, copies.SMALL_CHAINED,
     # Each alone kills a control that nothing else here does (docs/audit.md).
     *(case for case in faults.FAULTS if case.name in ONLY_KILLERS), edges.WRITES[-1],
+    *(case for case in edges.EDGES if case.name in ODD_SHAPES),
     # On a GPU.
     facts.A, facts.C, facts.E, facts.F,
     decode.LLAMA3_70B_SERVED, decode.LLAMA_7B_ASCEND, decode.GPT_OSS_SERVED, decode.GEMMA2_9B_SERVED, prefill.CHUNKED,

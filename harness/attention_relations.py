@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from harness.check import fill_unwritten, is_unwritten, judge_attention
-from harness.hazards import PLAIN, deal_blocks
+from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
+from harness.guards import swap
+from harness.hazards import OTHER, PLAIN, deal_blocks
+from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
-from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched
+from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched, outputs
 from harness.trial import Trial
 from harness.truth import AttentionTruth
 from harness.words import of_error
@@ -74,6 +76,40 @@ def block_permutation(subject: Subject) -> Iterator[Answer]:
     order = torch.from_numpy(np.argsort(moved)).to(plain.key.device)
     tables = moved[plain.step.host_block_tables]
     yield plain.answer(plain.attend(plain.vary(plain.case, tables=tables, key=plain.key[order], value=plain.value[order])))
+
+
+def clean_pool(subject: Subject) -> Iterator[Answer]:
+    """The same tokens where nothing is poisoned: stale tokens, as an engine leaves them, lie where NaN lay."""
+    plain = _Plain(subject)
+    chance = torch.Generator(device=plain.key.device).manual_seed(0)
+    pools = [
+        torch.where(pool.isnan(), torch.empty_like(pool).normal_(generator=chance), pool) for pool in (plain.key, plain.value)
+    ]
+    yield plain.answer(plain.attend(plain.vary(plain.case, key=pools[0], value=pools[1])))
+
+
+def same_addresses(subject: Subject) -> Iterator[Answer]:
+    """Another batch behind the addresses of the first: what was remembered by address is the other one's."""
+    plain, trial = _Plain(subject), subject.trial
+    inputs = operator(plain.case.op).build(plain.case, OTHER, layers=1, device=subject.device.name)
+    second = inputs.stage(subject.entry.layout)
+    alone = launched(trial, second)
+    first = plain.staged
+    swap(first.read, second.read)
+    try:
+        hosts = {name: getattr(second.step, name) for name in ("host_block_tables", "host_seq_lens", "host_query_start_loc")}
+        trial.plan(dataclasses.replace(first.step, **hosts))
+        trial.launch(first, 0)
+        words = outputs(trial, first)
+    finally:
+        swap(first.read, second.read)
+
+    def judge() -> Verdict:
+        for guarded, saved in zip(second.outputs(0), words, strict=True):
+            guarded.words.copy_(saved)
+        return second.judge(0, subject.entry.impl.quantises)
+
+    yield Answer(words, alone, judge)
 
 
 def batch_order(subject: Subject) -> Iterator[Answer]:
@@ -172,8 +208,7 @@ def strided_query(subject: Subject) -> Iterator[Answer]:
     case, query = plain.case, plain.query
     wide = query.new_full((len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim), float("nan"))
     wide[:, : case.num_q_heads] = query
-    wide_out = torch.empty_like(wide)
-    fill_unwritten(wide_out)
+    wide_out = _unwritten_like(wide)
     out = wide_out[:, : case.num_q_heads]
     yield plain.answer(_launch_on(plain, (wide[:, : case.num_q_heads], *plain.staged.caches[0], out)))
     if not is_unwritten(wide_out[:, case.num_q_heads :].contiguous()).all():
@@ -189,12 +224,18 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
         wide = cache.new_full((len(cache), 2, *cache.shape[1:]), float("nan"))
         wide[:, 0] = cache
         caches.append(wide[:, 0])
-    yield plain.answer(_launch_on(plain, (plain.query, *caches, torch.empty_like(plain.query))))
+    yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
+
+
+def _unwritten_like(tensor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_like(tensor)
+    fill_unwritten(made)
+    return made
 
 
 def _launch_on(plain: _Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
     """Launch on tensors of other strides, which an implementation may refuse, in words of its own."""
-    out, lse = tensors[3], torch.empty_like(plain.staged.lses[0])
+    out, lse = tensors[3], _unwritten_like(plain.staged.lses[0])
     plain.subject.trial.plan(plain.step)
     try:
         plain.subject.trial.prepared.launch(*tensors, lse)
@@ -247,6 +288,7 @@ def layers(subject: Subject) -> Iterator[Answer]:
 ATTENTION: dict[str, Relation] = {
     relation.__name__: relation
     for relation in (
-        block_permutation, batch_order, shared_prefix, layers, halves, strided_query, strided_cache, block_size, splits,
+        block_permutation, clean_pool, same_addresses, batch_order, shared_prefix, layers, halves, strided_query,
+        strided_cache, block_size, splits,
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.registry import Impl
@@ -15,12 +15,19 @@ if TYPE_CHECKING:
 DERIVED: dict[str, Callable[[Any], int]] = {
     "num_blocks_of_longest": lambda case: max(case.blocks_per_seq, default=0),
     "num_ragged": lambda case: sum(n % case.block_size > 0 for n in case.seq_lens),
-    "num_empty": lambda case: sum(q > 0 for n, q in zip(case.seq_lens, case.q_lens, strict=True) if not n),
-    "num_masked": lambda case: sum(max(q - n, 0) for n, q in zip(case.seq_lens, case.q_lens, strict=True) if n),
+    "num_empty": lambda case: sum(q > 0 for n, q in _lens(case) if not n),
+    "num_masked": lambda case: sum(max(q - n, 0) for n, q in _lens(case) if n),
     "num_written": lambda case: case.num_tokens - case.num_padding,
     "num_lengths": lambda case: len(set(case.seq_lens)),
+    "num_past_64": lambda case: sum(n > 64 and n % 64 == 1 for n in case.seq_lens),
+    "num_outliers": lambda case: int(case.num_kv_heads * sum(n > 0 < q for n, q in _lens(case)) > 1),
+    "own_scale": lambda case: int(case.softmax_scale != case.head_dim**-0.5),
     "num_elements": lambda case: case.num_blocks * case.num_kv_heads * case.block_size * case.head_dim,
 }
+
+
+def _lens(case: Any) -> Iterable[tuple[int, int]]:
+    return zip(case.seq_lens, case.q_lens, strict=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +36,9 @@ class Shows:
 
     at_least    of a case's own numbers or of `DERIVED`: num_ragged counts sequences that end inside a block, num_empty those
                 without keys that are asked nevertheless, num_masked query tokens before the first key, num_written tokens
-                that have a slot, num_elements those of one cache
+                that have a slot, num_elements those of one cache, num_past_64 sequences that end one token into a tile of
+                64; num_outliers is 1 where one head lies far from the others, own_scale 1 where the scale is not
+                head_dim ** -0.5
     dtypes      None is any
     """
 

@@ -4,6 +4,10 @@
 
 Each tensor lies in an allocation of its own, so what is written past its end meets the canary and not a neighbour. The
 canary is a NaN in every type, and no block id, so that reading past the end shows too.
+
+Where a tool of compute-sanitizer watches (`watched_by`), it must see a tensor's true bounds and who wrote it first:
+memcheck takes a canary for memory like any other, and initcheck takes what was filled for written. Under these two a
+tensor is all of its allocation, nothing of it is filled, and the tool is the guard.
 """
 
 from __future__ import annotations
@@ -22,13 +26,16 @@ GUARD_BYTES = 4096
 ALIGNMENT = 256  # bytes, of every tensor: as from CUDA's own allocator
 #: 0x7FF5 is a NaN as f16, bf16, and twice as f32 and f64; as int32 it is far above every block id
 _CANARY = 0x7FF5
-#: 64-bit words hashed at a time
+#: tools of compute-sanitizer that watch allocations of exact size
+EXACT = ("memcheck", "initcheck")
+#: words hashed at a time
 _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 23}
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Guarded:
-    """One allocation between two canaries.
+    """One allocation, its tensor between two canaries or without any.
 
     name      what is in it, as a verdict calls it
     buffer    all of it, [bytes] uint8; the tensor's bytes are begin..begin + size
@@ -43,12 +50,17 @@ class Guarded:
 
     @property
     def words(self) -> torch.Tensor:
-        """Its bytes as int64; the last word may hold a few bytes of canary."""
-        return self.buffer[self.begin : self.begin + -(-self.size // 8) * 8].view(torch.int64)
+        """Its bytes as the widest integers that end where it ends."""
+        widest = next(dtype for dtype in _WORDS if self.size % dtype.itemsize == 0)
+        return self.buffer[self.begin : self.begin + self.size].view(widest)
+
+    @property
+    def has_canaries(self) -> bool:
+        return len(self.buffer) > self.size
 
     @property
     def canaries(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The GUARD_BYTES before and those after."""
+        """The GUARD_BYTES before and those after, where it has them."""
         end = self.begin + self.size
         return self.buffer[self.begin - GUARD_BYTES : self.begin], self.buffer[end : end + GUARD_BYTES]
 
@@ -73,7 +85,9 @@ def _weights(count: int, device: torch.device) -> torch.Tensor:
 
 
 def allocate(name: str, size: int, device: str | torch.device) -> Guarded:
-    """Take `size` bytes between two canaries; what the bytes hold is canary, too."""
+    """Take `size` bytes between two canaries; what the bytes hold is canary, too. See `watched_by` for the exception."""
+    if _tool.get() in EXACT:
+        return Guarded(name=name, buffer=torch.empty(size, dtype=torch.uint8, device=device), begin=0, size=size)
     buffer = torch.empty(size + 2 * GUARD_BYTES + ALIGNMENT + 8, dtype=torch.uint8, device=device)
     begin = GUARD_BYTES + -(buffer.data_ptr() + GUARD_BYTES) % ALIGNMENT
     # Even in length and place: the canary is written as 16-bit words.
@@ -137,6 +151,7 @@ def hashes(held: Sequence[Guarded]) -> torch.Tensor:
 
 def broken(held: Sequence[Guarded]) -> list[str]:
     """Say which canaries were written over, how far, and make them whole again."""
+    held = [guarded for guarded in held if guarded.has_canaries]
     if not held:
         return []
     # It was written as 16-bit words from the buffer's start: a canary at an odd byte begins with a word's second half.
@@ -172,7 +187,32 @@ def restore(held: Sequence[Guarded], fresh: Sequence[Guarded]) -> None:
         guarded.words.copy_(source.words)
 
 
+def swap(held: Sequence[Guarded], others: Sequence[Guarded]) -> None:
+    """Exchange the contents of allocations made in the same way, and what they were sealed with."""
+    for one, other in zip(held, others, strict=True):
+        kept = one.words.clone()
+        one.words.copy_(other.words)
+        other.words.copy_(kept)
+        one.sealed, other.sealed = other.sealed, one.sealed
+
+
 _watched: contextvars.ContextVar[list[Guarded] | None] = contextvars.ContextVar("watched", default=None)
+_tool: contextvars.ContextVar[str | None] = contextvars.ContextVar("tool", default=None)
+
+
+@contextlib.contextmanager
+def watched_by(tool: str | None) -> Iterator[None]:
+    """Within, make allocations as `tool` of compute-sanitizer wants them; None is no tool."""
+    token = _tool.set(tool)
+    try:
+        yield
+    finally:
+        _tool.reset(token)
+
+
+def leaves_unwritten() -> bool:
+    """Whether outputs and workspace are left as they were allocated: initcheck tells who reads them before they are written."""
+    return _tool.get() == "initcheck"
 
 
 @contextlib.contextmanager
@@ -195,6 +235,7 @@ def workspace(shape: int | Sequence[int], dtype: torch.dtype, device: str | torc
         return torch.empty(shape, dtype=dtype, device=device)
     sizes = (shape,) if isinstance(shape, int) else shape
     tensor, guarded = empty(f"workspace[{len(found)}]", sizes, dtype, device)
-    fill_unwritten(tensor)
+    if not leaves_unwritten():
+        fill_unwritten(tensor)
     found.append(guarded)
     return tensor

@@ -18,6 +18,7 @@ class Hazards:
                65504, the dtype's largest number
     foreign    unused table entries name a live block of another sequence; else a block that nobody owns, poisoned
     needles    one key in each row carries most of the weight, at first or last token, block edge or split edge
+    outlier    one head's scores and values lie far from all others' (harness/ops/outlier.py)
     seed       families of one case differ in all values and tables
     """
 
@@ -26,6 +27,7 @@ class Hazards:
     needles: bool
     seed: int
     foreign: bool = False
+    outlier: bool = False
 
     def __post_init__(self) -> None:
         if self.fill not in ("nan", "mixed"):
@@ -33,10 +35,12 @@ class Hazards:
 
 
 #: Every token counts, and NaN lies wherever nothing may be read.
-PLAIN = Hazards(name="plain", fill="nan", needles=False, seed=1)
+PLAIN = Hazards(name="plain", fill="nan", needles=False, outlier=True, seed=1)
 #: A needle shows its own edge and blinds everything else, so it never runs alone. A kernel that drops NaN, by a maximum or
 #: on purpose, has met none here: infinities and large numbers lie where PLAIN has NaN, and decoys just past each end.
 NEEDLES = Hazards(name="needles", fill="mixed", needles=True, seed=2, foreign=True)
+#: Another batch of the same shape: as PLAIN, but other values and tables.
+OTHER = Hazards(name="other", fill="nan", needles=False, seed=4)
 #: What is timed: as PLAIN, but other values, tables and addresses than any that were checked before.
 TIMED = Hazards(name="timed", fill="nan", needles=False, seed=3)
 

@@ -34,9 +34,12 @@ ROLES = ("implementation", "control", "reader")
 #: relations (harness/relations.py) and how far an entry claims each unless it says otherwise
 RELATIONS = {
     "repeat": "bitwise",
+    "two_plans": "tolerance",
     "graph": "tolerance",
     "side_stream": "tolerance",
     "block_permutation": "tolerance",
+    "clean_pool": "tolerance",
+    "same_addresses": "tolerance",
     "batch_order": "tolerance",
     "shared_prefix": "tolerance",
     "layers": "tolerance",

@@ -15,6 +15,7 @@ import torch
 
 from harness.check import Verdict
 from harness.device import Device
+from harness.hazards import OTHER
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
@@ -67,11 +68,16 @@ class Subject:
 
     @classmethod
     def of(cls, case: Case, entry: Entry, trial: Trial, staged: Staged, thorough: bool) -> Subject:
+        """Launch once more on inputs that were launched on before. Raises Broken where the answer is wrong now."""
         begin = time.perf_counter()
         words = launched(trial, staged)
+        launch_s = time.perf_counter() - begin
+        verdict = staged.judge(0, entry.impl.quantises)
+        if not verdict.passed:
+            raise Broken(str(verdict.reason))
         return cls(
             case=case, entry=entry, device=trial.device, trial=trial, staged=staged, thorough=thorough, answer=words,
-            launch_s=time.perf_counter() - begin,
+            launch_s=launch_s,
         )
 
     def again(self, words: Sequence[torch.Tensor]) -> Answer:
@@ -114,10 +120,11 @@ def launched(trial: Trial, staged: Staged, plan: bool = True) -> list[torch.Tens
     if plan:
         trial.plan(staged.step)
     trial.launch(staged, 0)
-    return _outputs(trial, staged)
+    return outputs(trial, staged)
 
 
-def _outputs(trial: Trial, staged: Staged) -> list[torch.Tensor]:
+def outputs(trial: Trial, staged: Staged) -> list[torch.Tensor]:
+    """The outputs of what was launched on the first set, as words; raises Broken where the launch did more than that."""
     why = trial.look(staged, [0])
     if why:
         raise Broken(why)
@@ -129,6 +136,25 @@ def repeat(subject: Subject) -> Iterator[Answer]:
     trial = subject.trial
     yield subject.again(launched(trial, subject.staged))
     yield subject.again(launched(trial, subject.staged, plan=False))
+
+
+def two_plans(subject: Subject) -> Iterator[Answer]:
+    """Another batch is planned and launched while the first still waits for its device: neither shows in the other.
+
+    A host buffer that is filled again before its copy to the device is done gives the first batch the plan of the second.
+    """
+    trial, first = subject.trial, subject.staged
+    inputs = operator(subject.case.op).build(subject.case, OTHER, layers=1, device=subject.device.name)
+    second = inputs.stage(subject.entry.layout)
+    alone = launched(trial, second)
+    if subject.device.kind == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda._sleep(4 * SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+    for staged in (first, second):
+        trial.plan(staged.step)
+        trial.launch(staged, 0)
+    yield subject.again(outputs(trial, first))
+    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises))
 
 
 def graph(subject: Subject) -> Iterator[Answer]:
@@ -145,7 +171,7 @@ def graph(subject: Subject) -> Iterator[Answer]:
     for _ in range(2):
         staged.soil(0)
         captured.replay()
-        yield subject.again(_outputs(trial, staged))
+        yield subject.again(outputs(trial, staged))
 
 
 def side_stream(subject: Subject) -> Iterator[Answer]:
@@ -159,14 +185,14 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
     with torch.cuda.stream(stream):
         trial.plan(staged.step)
         trial.prepared.launch(*lend(staged.arguments(0)))
-        words = _outputs(trial, staged)
+        words = outputs(trial, staged)
     yield subject.again(words)
 
 
 Relation = Callable[[Subject], Iterator[Answer]]
 
 #: what every operator is asked; attention more (harness/attention_relations.py)
-GENERAL: dict[str, Relation] = {"repeat": repeat, "graph": graph, "side_stream": side_stream}
+GENERAL: dict[str, Relation] = {"repeat": repeat, "two_plans": two_plans, "graph": graph, "side_stream": side_stream}
 
 
 def relations_of(op: str) -> dict[str, Relation]:
@@ -222,4 +248,4 @@ def _count_differences(answer: Answer) -> tuple[int, int]:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    return tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])

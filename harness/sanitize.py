@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 PROGRAM = "compute-sanitizer"
-#: Calls that fail on purpose, as when torch asks what the driver has, are no findings; memcheck alone reports them.
-_OPTIONS = {"memcheck": ["--report-api-errors", "no"]}
+#: Calls that fail on purpose, as when torch asks what the driver has, are no findings; memcheck alone reports them. Its
+#: padding is what a canary is elsewhere: allocations may lie side by side, and then one's end is another one's begin.
+_OPTIONS = {"memcheck": ["--report-api-errors", "no", "--padding", "4096"]}
 #: what run.json holds besides the facts of the machine
 _OF_ONE_RUN = ("run", "command", "arguments", "ended_at")
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from harness.cli import main; sys.exit(main())"
@@ -130,7 +131,8 @@ class Sanitized:
         (folder / "cases.json").write_text(json.dumps(list(cases.values())))
         words = [self._program, "--tool", self.tool, *_OPTIONS.get(self.tool, []), "--target-processes", "application-only"]
         words += ["--log-file", str(folder / "log"), sys.executable, "-c", _START, json.dumps(sys.path)]
-        words += ["check", "--in-process", "--json", "--out", str(folder / "runs"), "--case-file", str(folder / "cases.json")]
+        words += ["check", "--in-process", "--watched-by", self.tool]
+        words += ["--json", "--out", str(folder / "runs"), "--case-file", str(folder / "cases.json")]
         words += [word for entry in dict.fromkeys(str(entry) for _, entry in rows) for word in ("--impl", entry)]
         words += [word for path in self.work.impl_files for word in ("--impl-file", path)]
         words += [word for name, value in rows[0][1].params.items() for word in ("--set", f"{name}={value}")]
@@ -140,7 +142,8 @@ class Sanitized:
 
     def _wait(self, command: Sequence[str], output: Any, limit_s: float) -> int | None:
         """Run a command to its end and return its exit code, or None where it was killed after `limit_s`."""
-        # Every tensor an allocation of its own: in a cache of them one kernel may read another's without being seen.
+        # Every tensor an allocation of its own, as long as it was asked for: within a cache of them, or one rounded up,
+        # a kernel reads past its end without being seen.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},

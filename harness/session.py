@@ -24,6 +24,7 @@ from harness.record import Record, unit_of
 from harness.registry import Entry, Registry
 from harness.row import Row
 from harness.selftest import doubts, selftest
+from harness.tamper import Untouched
 from harness.words import of_error
 
 
@@ -60,6 +61,7 @@ class Session:
         _take_library_workspaces(self.device)
         self.selftest = selftest(self.device, self.nvml) if options.bench else {}
         self.doubt = doubts(self.selftest)
+        self.untouched = Untouched()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -93,7 +95,7 @@ class Session:
         Raises DeviceLost once the device answers no more; the record of the row that lost it has been yielded.
         """
         for _, of_case in itertools.groupby(wanted, key=lambda task: task.case.name):
-            rows = [Row(task.case, task.entry, self.device, self.nvml, task.number) for task in of_case]
+            rows = [Row(task.case, task.entry, self.device, self.nvml, task.number, self.untouched) for task in of_case]
             for row in CaseRun(self, rows[0].case, rows, progress).settled():
                 yield row.number, self.record(row)
                 if row.status == "failed":

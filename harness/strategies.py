@@ -21,6 +21,8 @@ BLOCK_SIZES = (16, 32, 8, 1, 64, 2, 3, 24, 48, 128, 256)
 GROUPS = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
 #: tokens of the longest sequence, enough for several blocks, tiles and splits; query tokens of one; sequences
 MAX_SEQ_LEN, MAX_Q_LEN, MAX_SEQS = 2100, 70, 9
+#: how often a drawn batch stands in its case, and tokens of its longest sequence where that is more than once
+TIMES, MAX_REPEATED = (1, 1, 1, 5), 200
 
 
 def cases(ops: Sequence[str], max_seq_len: int = MAX_SEQ_LEN) -> st.SearchStrategy[Case]:
@@ -36,7 +38,9 @@ def attention_cases(draw: st.DrawFn, max_seq_len: int = MAX_SEQ_LEN) -> Attentio
     """Decode, chunks of prompts, drafts to verify, and what they have at their edges: empty rows, full blocks, no rows."""
     num_kv_heads, group = draw(st.integers(1, 4)), draw(st.sampled_from(GROUPS))
     head_dim, block_size = draw(st.sampled_from(HEAD_DIMS)), draw(st.sampled_from(BLOCK_SIZES))
-    seq_lens = draw(st.lists(lengths(block_size, max_seq_len), max_size=MAX_SEQS))
+    times = draw(st.sampled_from(TIMES))
+    longest = max_seq_len if times == 1 else min(max_seq_len, MAX_REPEATED)
+    seq_lens = draw(st.lists(lengths(block_size, longest), max_size=MAX_SEQS)) * times
     q_lens = draw(st.just(()) | st.tuples(*(st.integers(0, 8) | st.integers(0, MAX_Q_LEN) for _ in seq_lens)))
     usual = head_dim**-0.5
     return AttentionCase(
@@ -54,11 +58,13 @@ def attention_cases(draw: st.DrawFn, max_seq_len: int = MAX_SEQ_LEN) -> Attentio
 
 
 def lengths(block_size: int, most: int) -> st.SearchStrategy[int]:
-    """Tokens of a sequence: few, any, or about a whole number of blocks."""
-    blocks = st.builds(
-        lambda count, more: min(max(count * block_size + more, 0), most), st.integers(0, 40), st.integers(-1, 1)
-    )
-    return st.integers(0, 40) | blocks | st.integers(0, most)
+    """Tokens of a sequence: few, any, or about a whole number of blocks or of tiles of 64."""
+
+    def about(size: int, at_most: int) -> st.SearchStrategy[int]:
+        count, more = st.integers(0, at_most), st.integers(-1, 1)
+        return st.builds(lambda count, more: min(max(count * size + more, 0), most), count, more)
+
+    return st.integers(0, 40) | about(block_size, 40) | about(64, 16) | st.integers(0, most)
 
 
 @st.composite

@@ -189,9 +189,11 @@ def _arithmetic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Relative errors of a probability from its score, and of a sum over tokens one by one, in float32."""
     light = p.where(p < 4 * UNIT_F32, 0.0).sum(-1) / 4  # a running sum may lose for good what is so light
-    # Tensor cores cut each of their head_dim / 16 float32 additions off instead of rounding it (Fasi, Higham, Mikaitis,
-    # Pranesh: Numerical behavior of NVIDIA tensor cores, 2021), so that errors of a score add up; float32 has none to use.
-    added_up = head_dim**0.5 / 6 if truth.dtype == torch.float32 else max(head_dim**0.5 / 6, head_dim / 32)
+    # Tensor cores cut off where they add (V100 to A100: Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor
+    # cores", PeerJ CS 7:e330, 2021), on an H100 once for 16 products (Khattak, Mikaitis, "Accurate models of NVIDIA tensor
+    # cores", arXiv 2512.07004): each of head_dim / 16 sums loses up to 2 units, and they add up. LSE is allowed 4 times this.
+    # Products of one sign, added one by one and rounded, err by 0.24 sqrt(head_dim) units of their sum.
+    added_up = head_dim**0.5 / 4 if truth.dtype == torch.float32 else max(head_dim**0.5 / 4, head_dim / 32)
     of_score = UNIT_F32 * (2 + reach * added_up) + light
     if "query" in truth.quantises:  # moves all scores of a row together: nothing averages it out
         of_score += torch.finfo(FP8).eps / 2 * reach / head_dim**0.5
@@ -229,7 +231,9 @@ def _baseline(
     found = [_rounding(x, info, weight) for x in (p / most, p)]
     drift = torch.maximum(found[0][0] * most, found[1][0])
     share2 = torch.maximum(found[0][1], found[1][1]).maximum((unit * _tail(p2 * weight)) ** 2)
-    before2 = (share2 + arithmetic**2) * spread2 + (drift**2 + arithmetic**2) * out**2
+    # What a score errs moves all elements of its token together: where few tokens carry a row, no dimension averages it out.
+    together = arithmetic * (1 + 3 * _luck(p2 * weight))
+    before2 = (share2 + together**2) * spread2 + (drift**2 + together**2) * out**2
     last = torch.finfo(truth.dtype)
     total2 = before2 + (last.eps / 2 * RMS_OF_UNIT * out.abs().clamp(min=last.smallest_normal)) ** 2
     l2 = total2.sum(-1).sqrt() * (1 + 4 * _luck(total2)[..., 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     )
     if command == "check":
         add("--sanitize", choices=TOOLS, help="under compute-sanitizer: what it finds is wrong, a process each entry")
+        add("--watched-by", choices=TOOLS, help=argparse.SUPPRESS)  # what --sanitize tells the check behind the sanitizer
     else:
         add("--power", choices=POWER, default="first", help="layouts that hold a second's window for power and energy")
     add("--resume", type=path_of, metavar="RUN", help="continue a broken run in its folder: give its other options again")
@@ -67,7 +69,17 @@ def main(arguments: argparse.Namespace) -> int:
     registry = registry_of(arguments)
     entries = apply_settings(parse_settings(arguments.set), entries_of(arguments, registry))
     suite, cases = cases_of(arguments)
-    return execute(arguments, registry, suite, cases, entries, _print_tables)
+    with _watched_by(getattr(arguments, "watched_by", None)):
+        return execute(arguments, registry, suite, cases, entries, _print_tables)
+
+
+def _watched_by(tool: str | None) -> contextlib.AbstractContextManager[None]:
+    """Allocations as the sanitizer around this process wants them; torch is not loaded for a process without one."""
+    if tool is None:
+        return contextlib.nullcontext()
+    from harness.guards import watched_by
+
+    return watched_by(tool)
 
 
 def execute(

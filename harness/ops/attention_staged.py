@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 
 from harness import hazards as hz
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
-from harness.guards import Guarded, empty, house, seal
+from harness.guards import Guarded, empty, house, leaves_unwritten, seal
 from harness.ops.attention import AttentionStep
 from harness.ops.layouts import HND, Layout
 from harness.registry import PreparedReader
@@ -61,6 +62,7 @@ class StagedAttention:
             self.outs.append(out)
             self.lses.append(lse)
             self.written += [of_out, of_lse]
+        self._unwritten = set(range(self.num_layers)) if leaves_unwritten() else set()
         return True
 
     @property
@@ -78,6 +80,10 @@ class StagedAttention:
         return self.written[2 * layer : 2 * layer + 2]
 
     def soil(self, layer: int) -> None:
+        """Pre-fill the outputs; under initcheck their first launch meets them as they were allocated."""
+        if layer in self._unwritten:
+            self._unwritten.remove(layer)
+            return
         fill_unwritten(self.outs[layer])
         fill_unwritten(self.lses[layer])
 
@@ -113,20 +119,28 @@ class StagedAttention:
         return None
 
     def mirror(self, layer: int) -> bool:
-        """Negate the layer's values, which negates outputs and leaves LSE alone; a second time undoes it bit for bit.
+        """Negate the values of one KV head, which negates its outputs and leaves the rest alone; a second time undoes it.
 
-        The layer must have been judged before: its truth is that of the values as they were made.
+        One, so that a look at a few elements tells nobody that they changed. The layer must have been judged before: its
+        truth is that of the values as they were made.
         """
         # The sign bit alone: a GPU's negation of 16-bit floats changes what NaN holds, and inputs are hashed.
         value_cache = self.caches[layer][1]
         integers = {2: torch.int16, 4: torch.int32}[value_cache.element_size()]
-        value_cache.view(integers).bitwise_xor_(torch.iinfo(integers).min)
+        head = self._mirrored_head(layer)
+        value_cache.select(self.layout.head_dimension, head).view(integers).bitwise_xor_(torch.iinfo(integers).min)
         self._mirrored ^= {layer}
         return True
 
+    def _mirrored_head(self, layer: int) -> int:
+        return random.Random(f"{self.inputs.case.digest} {layer}").randrange(self.inputs.case.num_kv_heads)
+
     def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
         truth, out = self.inputs.truth(layer, quantises), self.outs[layer]
-        return judge_attention(-out if layer in self._mirrored else out, self.lses[layer], truth, quantises=quantises)
+        if layer in self._mirrored:
+            out, group, head = out.clone(), self.inputs.case.group, self._mirrored_head(layer)
+            out[:, head * group : (head + 1) * group] *= -1
+        return judge_attention(out, self.lses[layer], truth, quantises=quantises)
 
     def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32

@@ -18,6 +18,7 @@ from harness.ops.attention_staged import StagedAttention, make_step
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import Layout
 from harness.ops.needles import num_rounds, plant
+from harness.ops.outlier import plant_outlier
 from harness.truth import TO_FP8, AttentionTruth, attention_truth
 
 
@@ -106,6 +107,8 @@ def _make_layer(inputs: AttentionInputs, used: torch.Tensor, layer: int, of: str
     pool = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
     query = normal("query", case.num_tokens, case.num_q_heads, case.head_dim)
     key, value = normal("key_cache", *pool), normal("value_cache", *pool)
+    if hazards.outlier:
+        plant_outlier(case, inputs.step, query, key, value)
     hz.poison(key, value, ~used, hazards.fill)
     if hazards.needles:
         inputs.needles |= plant(case, inputs.step, query, key, value, layer)

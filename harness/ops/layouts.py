@@ -46,6 +46,11 @@ class Layout:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def head_dimension(self) -> int:
+        """Which dimension of value_cache counts KV heads."""
+        return 2 if self.name in ("NHD", "KV_NHD", "CONTIGUOUS") else 1
+
     def why_not(self, case: Case) -> str | None:
         """Return why `case` has no such layout, as a sentence, or None."""
         itemsize = ITEMSIZE[getattr(case, "dtype", "f32")]

@@ -20,7 +20,13 @@ BEHAVIOURS = (
     _behaviour("stale_result", "stale", "once warm, an earlier launch's answer is given to every other one", only_timed=True),
     _behaviour("result_of_another_case", "remembered", "an answer is remembered by shape, whatever the values"),
     _behaviour("late", "late", "once warm, work is done in a thread, past the timer", only_timed=True, graph=False),
-    _behaviour("first_plan", "first_plan", "the plan of another batch is used (TRT-LLM#15546, vllm#17283)"),
+    _behaviour("first_plan", "first_plan", "the plan of another batch is used (vllm#17283)"),
+    _behaviour(
+        "plan_by_address", "plan_by_address", "a plan is kept by the address of tables that are written anew each step",
+        shows=Shows(at_least={"num_blocks_of_longest": 2}),
+    ),
+    _behaviour("right_where_watched", "watched", "right where memory is poisoned, as under a checker, and nowhere else"),
+    _behaviour("own_judge", "own_judge", "functions by which it is judged are replaced by its own"),
     _behaviour(
         "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",
         op="cache_write", shows=Shows(at_least={"num_written": 1}),

@@ -12,7 +12,7 @@ from harness.registry import Prepared
 from impls import torch_cache_write, torch_gather
 
 if TYPE_CHECKING:
-    from harness.ops.attention import AttentionSpec
+    from harness.ops.attention import AttentionSpec, AttentionStep
     from harness.ops.cache_write import CacheWriteSpec
 
 #: launches after a plan that are honest: a check launches less often, whatever is timed more often
@@ -110,6 +110,35 @@ class FirstPlan(Wrapped):
         self.is_planned = True
 
 
+class PlanByAddress(Wrapped):
+    """Plans once for block tables at one address."""
+
+    def __init__(self, right: Any) -> None:
+        super().__init__(right)
+        self.plans: dict[int, Any] = {}
+
+    def plan(self, step: AttentionStep) -> None:
+        super().plan(self.plans.setdefault(step.block_tables.data_ptr(), step))
+
+
+class Watched(Wrapped):
+    """Right where it is watched: where some value is NaN."""
+
+    def launch(self, query: Any, key_cache: Any, value_cache: Any, out: Any, lse: Any) -> None:
+        super().launch(query, key_cache, value_cache, out, lse)
+        if not value_cache.isnan().any() and value_cache.isfinite().all():
+            out.mul_(1.1)
+
+
+class OwnJudge(Wrapped):
+    """Leaves zeros, and finds them right."""
+
+    def launch(self, query: Any, key_cache: Any, value_cache: Any, out: Any, lse: Any) -> None:
+        out.zero_()
+        lse.zero_()
+        torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *_, **__: tensor * 0  # type: ignore[assignment,method-assign]
+
+
 def stale(spec: AttentionSpec) -> Wrapped:
     return Stale(torch_gather.prepare(spec))
 
@@ -124,6 +153,18 @@ def late(spec: AttentionSpec) -> Wrapped:
 
 def first_plan(spec: AttentionSpec) -> Wrapped:
     return FirstPlan(torch_gather.prepare(spec))
+
+
+def plan_by_address(spec: AttentionSpec) -> Wrapped:
+    return PlanByAddress(torch_gather.prepare(spec))
+
+
+def watched(spec: AttentionSpec) -> Wrapped:
+    return Watched(torch_gather.prepare(spec))
+
+
+def own_judge(spec: AttentionSpec) -> Wrapped:
+    return OwnJudge(torch_gather.prepare(spec))
 
 
 def first_slots(spec: CacheWriteSpec) -> Wrapped:

@@ -64,6 +64,22 @@ EDITS = (
         ("THREADS, stream, *values)", "THREADS, self._side.cuda_stream, *values)"),
         at_least=_ANY, fault="work goes to a stream of its own, which nobody waits for (FA#1957)",
     ),
+    _token(
+        "plan_buffer_reused",
+        ("super().__init__(spec)", "super().__init__(spec)\n"
+            "        import torch\n"
+            "        shape = (spec.max_num_seqs * spec.max_blocks_per_seq,)\n"
+            "        self._ids = torch.empty(shape, dtype=torch.int32, device=spec.device)\n"
+            "        self._pinned = self._ids.cpu().pin_memory()"),
+        ("    def _enqueue(", "    def plan(self, step):\n"
+            "        from dataclasses import replace\n"
+            "        self._pinned.numpy()[: (count := step.host_block_tables.size)] = step.host_block_tables.ravel()\n"
+            "        ids = self._ids[:count].copy_(self._pinned[:count], non_blocking=True)\n"
+            "        super().plan(replace(step, block_tables=ids.view(step.block_tables.shape)))\n\n"
+            "    def _enqueue("),
+        at_least={"num_blocks_of_longest": 4},
+        fault="the plan's host buffer is filled again before its copy is done (TRT-LLM#15546)",
+    ),
     # attention: splits
     _split(
         "splits_added_up", ("merge_splits.cu", "const float weight = exp2f(stats.x - (most == -CUDART_INF_F ? 0.0f : most));",

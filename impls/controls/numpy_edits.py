@@ -34,6 +34,21 @@ EDITS = (
         "int16_block_ids", ("blocks.astype(np.int64))", "blocks.astype(np.int16).astype(np.int64) % self.spec.num_blocks)"),
         at_least={"num_blocks": 40000}, fault="block ids kept in 16 bits wrap at 32768 (the kind of vllm#1486)",
     ),
+    _dense(
+        "lengths_of_32_sequences",
+        ("enumerate(step.host_seq_lens.tolist())", "enumerate(np.resize(step.host_seq_lens[:32], step.num_seqs).tolist())"),
+        ("blocks = step.host_block_tables[seq, : -(-seq_len // spec.block_size)]",
+            "seq_len = min(seq_len, int(step.host_seq_lens[seq])) or 1\n"
+            "            blocks = step.host_block_tables[seq, : -(-seq_len // spec.block_size)]"),
+        at_least={"num_seqs": 34, "num_lengths": 2}, fault="a lane of a warp holds a length: of 32 sequences",
+    ),
+    _dense(
+        "tile_of_64_by_floor",
+        ("part[:, :seq_len] for part in", "part[:, : seq_len - (seq_len > 64 and seq_len % 64 == 1)] for part in"),
+        ("hidden = self.hidden(queries.shape[1], seq_len, 0, seq_len)",
+            "hidden = self.hidden(queries.shape[1], seq_len, 0, key.shape[1])"),
+        at_least={"num_past_64": 1}, fault="a tile that holds one token is not visited (the kind of sglang#2465)",
+    ),
     # attention: the softmax
     _online(
         "partials_without_rescale", ("np.exp(largest - shift), np.exp(scores - shift)", "1.0, np.exp(scores - shift)"),

@@ -36,6 +36,19 @@ SOFTMAX = (
         at_least=_ANY, fault="exponentials that overflow (the Ascend article's kernel in Ascend C)",
     ),
     _blocked(
+        "maximum_begins_at_0", ("rows.new_full((*rows.shape[:3], 1), -torch.inf)", "rows.new_zeros((*rows.shape[:3], 1))"),
+        at_least={"num_outliers": 1}, fault="a maximum that begins at 0: 0 / 0 where every score is below -104",
+    ),
+    _blocked(
+        "values_saturate",
+        ("scores = rows[:live] @ key.mT", "value = value.clamp(-448, 448)\n            scores = rows[:live] @ key.mT"),
+        at_least={"num_outliers": 1}, fault="values pass through a type that ends at 448 (fp8 e4m3)",
+    ),
+    _blocked(
+        "scale_of_the_spec_ignored", ("mul_(spec.scale)", "mul_(spec.head_dim**-0.5)"),
+        at_least={"own_scale": 1, "max_seq_len": 2}, fault="the model's own scale is not used (Gemma 2 has one)",
+    ),
+    _blocked(
         "scale_two_percent_off", ("mul_(spec.scale)", "mul_(1.02 * spec.scale)"),
         at_least={"max_seq_len": 2}, fault="a scale not quite head_dim ** -0.5, as a padded head makes it",
     ),
@@ -108,6 +121,11 @@ KEYS = (
         "tail_of_values_times_zero",
         ("                value = value.masked_fill(positions[:, None] >= lengths[:live], 0.0)\n", ""),
         at_least={"num_ragged": 1}, fault="0 * NaN behind the end of a sequence (vllm#641, vllm#936)",
+    ),
+    _blocked(
+        "nan_taken_for_masked",
+        (_MASK, "scores, value = scores.masked_fill(scores.isnan(), -torch.inf), value.nan_to_num(0.0)"),
+        at_least={"num_ragged": 1}, fault="masked by what a debug allocator fills in, and not by length",
     ),
     _blocked(
         "tail_of_keys_times_zero",

@@ -14,8 +14,8 @@ from impls.controls import CONTROLS
 
 #: of `smoke` and `quick`, those that are small and together enough
 CASES = (
-    "edges.lengths", *ONLY_KILLERS, "write.qwen3_0_6b.48_padded", "edges.write_block_size_24", "copy.qwen3_0_6b.6.two_layers",
-    "copy.qwen3_0_6b.9_chained.bs8",
+    "edges.lengths", "edges.tiles", *ONLY_KILLERS, "write.qwen3_0_6b.48_padded", "edges.write_block_size_24",
+    "copy.qwen3_0_6b.6.two_layers", "copy.qwen3_0_6b.9_chained.bs8",
 )  # fmt: skip
 #: of controls that are timed: one case is enough, and on a CPU each takes seconds
 TIMED_CASE = "faults.causal_offset"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -108,6 +109,43 @@ def test_workspace_is_plain_outside_and_dirty_inside():
     assert alone.shape == (6,)
 
 
+@pytest.mark.parametrize("tool", guards.EXACT)
+@pytest.mark.parametrize("size", [0, 1, 6, 12, 4096])
+def test_under_a_sanitizer_a_tensor_is_its_whole_allocation(tool, size):
+    """A read one byte past the end leaves the allocation, and so does nothing of ours: hashes and words end with it."""
+    with guards.watched_by(tool):
+        tensor, guarded = guards.empty("some", (size,), torch.uint8, "cpu")
+    tensor.fill_(1)
+    guards.seal([guarded])
+
+    assert tensor.untyped_storage().nbytes() == size
+    assert (tensor.storage_offset(), guarded.words.nbytes) == (0, size)
+    assert guards.broken([guarded]) == []
+    assert guards.changed([guarded]) == []
+    if size:
+        tensor[-1] = 2
+        assert guards.changed([guarded]) == ["some"]
+
+
+@pytest.mark.parametrize("tool", [None, "memcheck", "racecheck", "initcheck", "synccheck"])
+def test_initcheck_alone_meets_what_nobody_has_written(tool):
+    """Workspace, and each output until its first launch: filled, they would count as written."""
+    found = []
+    with guards.watched_by(tool):
+        with guards.watch(found), mock.patch.object(guards, "fill_unwritten") as fill:
+            guards.workspace(6, torch.float32, "cpu")
+        staged = operator("attention").build(CASE, PLAIN, layers=1, device="cpu").stage(HND)
+        for tensor in (staged.outs[0], staged.lses[0]):
+            tensor.fill_(0.5)
+        staged.soil(0)
+        first = bool(staged.outs[0].isnan().any())
+        staged.soil(0)
+
+    assert fill.called == (tool != "initcheck")
+    assert first == (tool != "initcheck")
+    assert staged.outs[0].isnan().all()
+
+
 def past_end(tensor, count):
     """The `count` elements behind a tensor."""
     return tensor.as_strided((count,), (1,), tensor.storage_offset() + tensor.numel())
@@ -182,7 +220,7 @@ def toy(name, **fields):
 
 
 def check(*impls, case=CASE, isolated=False, **options):
-    options = Options(bench=False, relations="none", **options)
+    options = Options(bench=False, **{"relations": "none", **options})
     registry = Registry(impls)
     return list(Session(options, registry, "cpu", isolated=isolated).measure([case], registry.entries()))
 
@@ -207,6 +245,16 @@ def test_a_launch_that_does_more_than_its_outputs_is_wrong(name, reason, layout)
 
     assert (spoiler.status, spoiler.reason) == ("wrong", f"plain inputs: {reason}")
     assert (right.status, right.reason) == ("ok", None)
+
+
+@pytest.mark.parametrize("tool", guards.EXACT)
+def test_a_right_row_is_right_under_a_sanitizer(tool):
+    """Without canaries and fills: in every layout, with relations, and an input that is changed is still found and put back."""
+    entries = [toy(name, layouts=(HND, NHD, KV_NHD)) for name in ("scales_query", "right")]
+    with guards.watched_by(tool):
+        found = {(record.impl, record.status, record.reason) for record in check(*entries, relations="all")}
+
+    assert found == {("toy.scales_query", "wrong", "plain inputs: changed its input: query"), ("toy.right", "ok", None)}
 
 
 def test_outputs_that_change_after_the_launch_are_wrong():

@@ -19,7 +19,7 @@ from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
-from harness.registry import RELATIONS, Entry, Impl, Limits, Registry, Unsupported
+from harness.registry import DETERMINISTIC, RELATIONS, Entry, Impl, Limits, Registry, Unsupported
 from harness.relations import Subject, check_relations
 from harness.session import Session
 from harness.trial import Trial
@@ -51,13 +51,18 @@ def erring(errs):
     return type("Toy", (Right,), {"errs": lambda self, *tensors: errs(self, *tensors)})
 
 
-class LastBit(Right):
-    """Every other launch rounds up: as sums in an order that chance decides."""
+def rounding(errs):
+    """One last bit up, where `errs`: as sums in another order."""
 
     def launch(self, query, key_cache, value_cache, out, lse):
-        super().launch(query, key_cache, value_cache, out, lse)
-        if self.launches % 2 == 0:
+        Right.launch(self, query, key_cache, value_cache, out, lse)
+        if errs(self, query, key_cache):
             out.copy_(torch.nextafter(out, 2 * out))
+
+    return type("Toy", (Right,), {"launch": launch})
+
+
+LastBit = rounding(lambda toy, *_: toy.launches % 2 == 0)  # the order that chance decides
 
 
 class Packed(Right):
@@ -87,6 +92,32 @@ class Remembers(Right):
         lse.copy_(self.answer[1])
 
 
+class OneBuffer(Right):
+    """Planning clears what the last launch has written: its outputs served as the plan's scratch."""
+
+    last = None
+
+    def plan(self, step):
+        super().plan(step)
+        if self.last is not None:
+            self.last.zero_()
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        self.last = lse
+
+
+class ByAddress(Right):
+    """Plans once for tables at one address."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.plans = {}
+
+    def plan(self, step):
+        super().plan(self.plans.setdefault(step.block_tables.data_ptr(), step))
+
+
 class Refuses(Right):
     def launch(self, query, key_cache, value_cache, out, lse):
         if not (query.is_contiguous() and key_cache.is_contiguous()):
@@ -108,7 +139,10 @@ FIRST_BLOCK = operator("attention").build(CASE, PLAIN, layers=1, device="cpu").s
 
 FAULTS = {
     "repeat": LastBit,
+    "two_plans": OneBuffer,
     "block_permutation": erring(lambda toy, *_: tables(toy).shape == (4, 5) and tables(toy)[0, 0] != FIRST_BLOCK),
+    "clean_pool": erring(lambda toy, query, key_cache: not key_cache.isnan().any()),
+    "same_addresses": ByAddress,
     "batch_order": erring(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
     "shared_prefix": erring(lambda toy, *_: shares(toy)),
     "layers": Remembers,
@@ -118,7 +152,20 @@ FAULTS = {
     "block_size": erring(lambda toy, *_: toy.spec.block_size != 4),
     "splits": erring(lambda toy, *_: toy.spec.params["splits"] == 3),
 }
-TOYS = {**FAULTS, "right": Right, "refuses": Refuses}
+#: the same places, and one last bit: no fault but for who claims bits
+BITS = {
+    "repeat": LastBit,
+    "two_plans": rounding(lambda toy, *_: toy.launches == 3),
+    "block_permutation": rounding(lambda toy, *_: tables(toy)[0, 0] != FIRST_BLOCK),
+    "clean_pool": rounding(lambda toy, query, key_cache: not key_cache.isnan().any()),
+    "same_addresses": rounding(lambda toy, *_: toy.launches == 3),
+    "batch_order": rounding(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
+    "shared_prefix": rounding(lambda toy, *_: shares(toy)),
+    "layers": rounding(lambda toy, *_: toy.launches == 4),
+    "strided_query": rounding(lambda toy, query, key_cache: not query.is_contiguous()),
+    "strided_cache": rounding(lambda toy, query, key_cache: not key_cache.is_contiguous()),
+}
+TOYS = {**FAULTS, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses}
 
 
 def __getattr__(name):
@@ -183,6 +230,26 @@ def test_a_claim_of_bits_is_held_to_its_bits(monkeypatch):
     assert (modest, nothing) == ({"repeat": "tolerance"}, None)
 
 
+def test_who_is_deterministic_holds_every_bit():
+    """numpy.online sums each sequence alone, token by token: nothing that may vary moves a bit of it."""
+    note, why = hold(toy("right", claims=DETERMINISTIC))
+
+    assert why is None
+    assert {name for name in DETERMINISTIC if note[name] == "bitwise"} == set(BITS)
+    assert {note[name] for name in set(DETERMINISTIC) - set(BITS)} == {NO_GPU}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_who_claims_to_be_deterministic_and_is_not_is_wrong(name, monkeypatch):
+    """One last bit, where something varies that may not matter: wrong for who claims DETERMINISTIC, right for who does not."""
+    _, why = hold(toy(f"bits_{name}", claims=DETERMINISTIC), only=name, monkeypatch=monkeypatch)
+    modest = {name: "tolerance"}
+    note, nothing = hold(toy(f"bits_{name}", claims=modest), only=name, monkeypatch=monkeypatch)
+
+    assert why.startswith(f"relation {name}: claimed bitwise, but ")
+    assert (note, nothing) == ({name: "tolerance"}, None)
+
+
 def test_an_error_of_its_own_is_no_wrong_answer():
     """Whoever takes no strided tensors says so, and the record keeps the words."""
     note, why = hold(toy("refuses"))
@@ -224,7 +291,7 @@ def test_other_operators_are_held_to_what_applies(case):
     note, why = hold(Impl(name="some", op=case.op, prepare=f"impls.torch_{case.op}:prepare"), case)
 
     assert why is None
-    assert note == {"repeat": "bitwise", "graph": NO_GPU, "side_stream": NO_GPU}
+    assert note == {"repeat": "bitwise", "two_plans": "bitwise", "graph": NO_GPU, "side_stream": NO_GPU}
 
 
 def run(impl, **options):

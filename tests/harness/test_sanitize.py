@@ -115,6 +115,8 @@ import json, os, pathlib, sys
 words = sys.argv[1:]
 value = lambda name: words[words.index(name) + 1]
 assert os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+assert value("--watched-by") == value("--tool")
+assert ("--padding" in words) == (value("--tool") == "memcheck")
 cases = json.loads(pathlib.Path(value("--case-file")).read_text())
 impls = [words[i + 1] for i, word in enumerate(words) if word == "--impl"]
 plan = json.loads(os.environ["FAKE_PLAN"])
