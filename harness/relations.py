@@ -186,6 +186,7 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
         trial.plan(staged.step)
         trial.prepared.launch(*lend(staged.arguments(0)))
         words = outputs(trial, staged)
+    stream.synchronize()  # the words are copied there, and compared here
     yield subject.again(words)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -297,6 +299,24 @@ def test_other_operators_are_held_to_what_applies(case):
 def run(impl, **options):
     (record,) = Session(Options(bench=False, **options), Registry([impl]), "cpu").measure([CASE], [Entry(impl, HND)])
     return record
+
+
+def test_what_is_copied_on_a_side_stream_is_waited_for(monkeypatch):
+    """It is compared on another stream than it was copied on, where a GPU that has other work, too, may be late."""
+    words = torch.zeros(3)
+    stream = types.SimpleNamespace(synchronize=lambda: words.fill_(1.0))
+    cuda = types.SimpleNamespace(
+        synchronize=lambda: None, _sleep=lambda cycles: None, Stream=lambda: stream, stream=contextlib.nullcontext
+    )
+    monkeypatch.setattr(relations, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(relations, "outputs", lambda trial, staged: [words])
+    idle = types.SimpleNamespace(plan=lambda step: None, launch=lambda: None)
+    subject = types.SimpleNamespace(
+        require_cuda=lambda: None, trial=types.SimpleNamespace(plan=idle.plan, prepared=idle), again=lambda found: found[0].clone(),
+        staged=types.SimpleNamespace(soil=lambda layer: None, arguments=lambda layer: (), step=None),
+    )
+
+    assert [answer.tolist() for answer in relations.side_stream(subject)] == [[1.0, 1.0, 1.0]]
 
 
 def test_the_record_says_which_ran(monkeypatch):
