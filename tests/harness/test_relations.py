@@ -312,8 +312,9 @@ def test_what_is_copied_on_a_side_stream_is_waited_for(monkeypatch):
     monkeypatch.setattr(relations, "outputs", lambda trial, staged: [words])
     idle = types.SimpleNamespace(plan=lambda step: None, launch=lambda: None)
     subject = types.SimpleNamespace(
-        require_cuda=lambda: None, trial=types.SimpleNamespace(plan=idle.plan, prepared=idle), again=lambda found: found[0].clone(),
+        require_cuda=lambda: None, trial=types.SimpleNamespace(plan=idle.plan, prepared=idle),
         staged=types.SimpleNamespace(soil=lambda layer: None, arguments=lambda layer: (), step=None),
+        again=lambda found: found[0].clone(),
     )
 
     assert [answer.tolist() for answer in relations.side_stream(subject)] == [[1.0, 1.0, 1.0]]
