@@ -103,7 +103,7 @@ class PagedAttention:
         Shapes
             query                [num_tokens, num_heads, head_dim]
             key, value           [num_tokens, num_kv_heads, head_dim]
-            the answer           as query
+            the answer           as query, without a gradient
         """
         import torch
 
@@ -116,11 +116,12 @@ class PagedAttention:
                 f"{request.filled}, got {num_tokens} more: allocate as many as it will come to"
             )
         prepared = self._prepare(num_tokens)  # what is unsupported is refused before anything is written
-        self._write(request, key, value)
-        prepared.plan(self._step(request, num_tokens))
-        out = torch.empty_like(query)
-        lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-        prepared.launch(query, self.key_cache, self.value_cache, out, lse)
+        with torch.no_grad():  # a cache outlives the graph that a layer's key would tie it to
+            self._write(request, key, value)
+            prepared.plan(self._step(request, num_tokens))
+            out = torch.empty_like(query)
+            lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+            prepared.launch(query.detach(), self.key_cache, self.value_cache, out, lse)
         return out
 
     def free(self, request_id: Hashable) -> None:
@@ -193,7 +194,10 @@ class PagedAttention:
                 params=self._params,
             )
             limits: Any = self._impl.limits  # it reads the fields that a spec shares with a case
-            reason = limits.why_not(spec) or self._impl.why_missing(self._device.split(":")[0])
+            kind = self._device.split(":")[0]
+            only = " or ".join(self._impl.devices)
+            elsewhere = kind in ("cpu", "cuda") and kind not in self._impl.devices
+            reason = f"runs on {only} only (got {kind})" if elsewhere else limits.why_not(spec) or self._impl.why_missing(kind)
             if reason:
                 raise Unsupported(f"{self._impl.name} cannot run this PagedAttention: {reason}")
             self._prepared[capacity] = self._impl.load()(spec)

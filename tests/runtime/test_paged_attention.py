@@ -79,6 +79,30 @@ def test_sizes_that_cannot_be_meant_are_refused(wrong):
         PagedAttention(**{"num_heads": 2, "head_dim": 16, "block_size": 4, "num_blocks": 4} | wrong)
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_layer_that_learns_leaves_the_cache_as_it_was(impl):
+    """Keys that require a gradient are copied and no more: the next token, of whomever, finds a cache that can be written."""
+    attention = PagedAttention(num_heads=2, head_dim=16, block_size=4, num_blocks=4, impl=impl)
+    blocks = attention.allocate(1, 6)
+    query, key, value = (tokens(3, 2, seed) for seed in range(3))
+    learned = (part.clone().requires_grad_() for part in (query, key, value))
+
+    out = attention.forward(*learned, blocks)
+    again = attention.forward(query[:1], key[:1], value[:1], blocks)
+    assert [part.requires_grad for part in (out, again, attention.key_cache)] == [False] * 3
+    torch.testing.assert_close(out.double(), truth(query, key, value), rtol=1e-5, atol=1e-5)
+
+
+def test_an_implementation_of_another_device_is_refused():
+    """In words, not by torch: a CUDA kernel cannot read a cache in host memory."""
+    attention = PagedAttention(2, 64, 16, 4, impl="cuda.split_kv", dtype="f16")
+    blocks = attention.allocate(1, 4)
+    part = torch.zeros(1, 2, 64, dtype=torch.float16)
+
+    with pytest.raises(Unsupported, match=r"cuda\.split_kv cannot run this PagedAttention: runs on cuda only \(got cpu\)"):
+        attention.forward(part, part, part, blocks)
+
+
 def test_naming_it_needs_no_torch():
     """The facade loads torch when it is made, and not when its page is imported."""
     code = "import sys, runtime; runtime.PagedAttention; assert 'torch' not in sys.modules"
