@@ -62,7 +62,8 @@ class BlockManager(Occupancy):
         """Begin a sequence; returns its id. Its length is that of the prefix found: append the rest of the prompt.
 
         Of a prompt that is there entirely, the last token is left to be computed again (an engine needs its logits): its slot
-        is -1, so that nothing is written into a shared block. Only sequences of equal `salt` (an adapter, a tenant) share.
+        is -1, so that nothing is written into a shared block (with blocks of one token it gets
+        its own, until commit). Only sequences of equal `salt` (an adapter, a tenant) share.
         """
         tokens = as_tokens(prompt, "create_sequence")
         _check_salt(salt)

@@ -57,6 +57,9 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.requests < 1:
             raise BadTrace(f"--requests must be at least 1, got {arguments.requests}")
         traces = [_trace(name, arguments, plan) for name in arguments.trace or LENGTHS]
+        names = [trace.name for trace in traces]
+        if len(set(names)) != len(names):
+            raise BadTrace(f"traces are told apart by name, so names must be different, got {', '.join(names)}")
         if arguments.count and any(trace.arrival is not None for trace in traces):
             raise BadTrace("--count takes named traces only: it does not follow arrivals")
         if arguments.out:
@@ -85,7 +88,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _trace(name: str, arguments: argparse.Namespace, plan: Plan) -> Trace:
-    if name.endswith(".csv"):
+    if name.lower().endswith(".csv"):
         return from_csv(Path(name))
     return synthetic(name, arguments.requests, seed=arguments.seed, max_length=plan.max_length)
 

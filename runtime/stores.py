@@ -90,15 +90,23 @@ class ContiguousStore:
 class PagedStore:
     """Blocks of the real manager.
 
+    max_length    the longest request that is let in, or None: what the pool holds
     prefixes      the trace whose prefixes are shared, or None: nothing is
     num_samples   answers to each prompt
     forked        whether they share its blocks
     """
 
     def __init__(
-        self, manager: BlockManager, *, prefixes: Trace | None = None, num_samples: int = 1, forked: bool = False
+        self,
+        manager: BlockManager,
+        *,
+        max_length: int | None = None,
+        prefixes: Trace | None = None,
+        num_samples: int = 1,
+        forked: bool = False,
     ) -> None:
         self._manager = manager
+        self._max_length = manager.num_physical_blocks * manager.block_size if max_length is None else max_length
         self._prefixes = prefixes
         self._forked = forked
         self._ids: list[int] = []
@@ -109,7 +117,8 @@ class PagedStore:
         self.copied_tokens = 0
 
     def can_ever(self, prompt: int, final: int) -> bool:
-        return self.num_samples * -(-final // self._manager.block_size) <= self._manager.num_physical_blocks
+        blocks = self.num_samples * -(-final // self._manager.block_size)
+        return final <= self._max_length and blocks <= self._manager.num_physical_blocks
 
     def open(self, request: int, length: int, final: int, *, alone: bool) -> bool:
         manager, first = self._manager, request * self.num_samples

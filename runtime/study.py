@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.contiguous import grow_and_copy, oracle, reserve_max, reserve_power_of_two
 from runtime.counting import Count
@@ -41,7 +42,7 @@ class Plan:
     """One study.
 
     num_slots      slots of the pool: 65,536 of LLaMA-7B are 34 GB
-    max_length     what reserve-max reserves, and the longest request that is let in
+    max_length     what reserve-max reserves, and the longest request that any row lets in (its system prompt not counted)
     step_s         seconds a step, where a trace has arrivals
     num_prefixes, prefix_length
                    system prompts put before every prompt, for the rows on sharing
@@ -67,6 +68,8 @@ class Plan:
             raise ValueError("Plan: block_sizes must be at least one, got none")
         for size in self.block_sizes:
             as_integer(size, "Plan: one of block_sizes", 1, self.num_slots)
+        if len(set(self.block_sizes)) != len(self.block_sizes):
+            raise ValueError(f"Plan: block_sizes must be different, got {', '.join(map(str, self.block_sizes))}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +91,16 @@ def rows(trace: Trace, plan: Plan) -> Iterator[Row]:
     ):
         yield Row(name=name, trace=trace, make=lambda make=manager: ContiguousStore(make(), max_length=plan.max_length))  # type: ignore[misc]
     for size in plan.block_sizes:
-        yield Row(name=f"paged {size}", trace=trace, make=lambda size=size: PagedStore(_manager(plan, size)))  # type: ignore[misc]
+        yield Row(name=f"paged {size}", trace=trace, make=lambda size=size: _paged(plan, size))  # type: ignore[misc]
     shared = with_prefixes(trace, num_prefixes=plan.num_prefixes, prefix_length=plan.prefix_length)
-    yield Row(name="prefixes, held apart", trace=shared, make=lambda: PagedStore(_manager(plan)))
-    yield Row(name="prefixes, shared", trace=shared, make=lambda: PagedStore(_manager(plan), prefixes=shared))
+    longest = plan.max_length + plan.prefix_length
+    yield Row(name="prefixes, held apart", trace=shared, make=lambda: _paged(plan, max_length=longest))
+    yield Row(name="prefixes, shared", trace=shared, make=lambda: _paged(plan, max_length=longest, prefixes=shared))
     for name, forked in ((f"{plan.num_samples} samples, held apart", False), (f"{plan.num_samples} samples, forked", True)):
         yield Row(
             name=name,
             trace=trace,
-            make=lambda forked=forked: PagedStore(_manager(plan), num_samples=plan.num_samples, forked=forked),  # type: ignore[misc]
+            make=lambda forked=forked: _paged(plan, num_samples=plan.num_samples, forked=forked),  # type: ignore[misc]
         )
 
 
@@ -110,5 +114,6 @@ def count(trace: Trace, plan: Plan, block_size: int = BLOCK_SIZE) -> Waste:
     return Count(trace, num_blocks=plan.num_slots // block_size, block_size=block_size).run(f"paged {block_size}")
 
 
-def _manager(plan: Plan, block_size: int = BLOCK_SIZE) -> BlockManager:
-    return BlockManager(plan.num_slots // block_size, block_size)
+def _paged(plan: Plan, block_size: int = BLOCK_SIZE, **options: Any) -> PagedStore:
+    manager = BlockManager(plan.num_slots // block_size, block_size)
+    return PagedStore(manager, **{"max_length": plan.max_length} | options)

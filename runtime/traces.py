@@ -127,7 +127,7 @@ def synthetic(name: str, num_requests: int, *, seed: int = 0, max_length: int = 
         raise BadTrace(f"no trace {name!r}: there are {', '.join(LENGTHS)}, or give a CSV file")
     num_requests = as_integer(num_requests, "synthetic: num_requests", 1)
     max_length = as_integer(max_length, "synthetic: max_length", 2)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(as_integer(seed, "synthetic: seed", 0))
     prompt = np.minimum(LENGTHS[name].prompt.sample(num_requests, rng), max_length - max_length // 8)
     output = np.minimum(LENGTHS[name].output.sample(num_requests, rng), max_length - prompt)
     return Trace(name=name, prompt=prompt, output=output)
@@ -152,7 +152,7 @@ def with_prefixes(trace: Trace, *, num_prefixes: int, prefix_length: int, seed: 
 def from_csv(path: Path) -> Trace:
     """The user's requests: a CSV with the columns arrival (seconds), prompt and output (tokens), in any order."""
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.DictReader(lines)
+        reader = csv.DictReader(lines, skipinitialspace=True)
         try:
             missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
             if missing:

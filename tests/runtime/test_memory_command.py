@@ -47,6 +47,16 @@ def test_a_csv_is_a_trace(tmp_path, capsys):
     assert "## mine: 20 requests, 8,192 slots" in capsys.readouterr().out
 
 
+def test_the_longest_request_is_the_longest_for_every_allocator(tmp_path):
+    """What one row rejects, all do: rows that serve different requests could not be held against each other."""
+    path = tmp_path / "MINE.CSV"
+    path.write_text("arrival, prompt, output\n0, 60, 4\n1, 60, 5\n", encoding="utf-8")
+
+    assert run("--trace", str(path), "--max-length", "64", "--block-sizes", "1,16", "--out", str(tmp_path)) == 0
+    records = [json.loads(line) for line in (tmp_path / "waste.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(record["allocator"], record["num_rejected"]) for record in records if record["num_rejected"] != 1] == []
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -57,6 +67,9 @@ def test_a_csv_is_a_trace(tmp_path, capsys):
         (("--slots", "8", "--block-sizes", "1"), "num_slots must be at least a block of 16"),
         (("--step-ms", "0"), "step_s must be at least a microsecond"),
         (("--step-ms", "nan"), "step_s must be at least a microsecond"),
+        (("--block-sizes", "16,1,16"), "block_sizes must be different, got 16, 1, 16"),
+        (("--trace", "sharegpt", "--trace", "sharegpt"), "names must be different, got sharegpt, sharegpt"),
+        (("--seed", "-1"), "seed must be 0 to"),
         (("--out", "/dev/null/folder"), "/dev/null/folder"),
     ],
 )
