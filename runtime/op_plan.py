@@ -1,0 +1,200 @@
+"""What a call of `torch.ops.pagedbench.paged_attention` runs: an entry prepared for capacities, found by shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.ops.attention import AttentionSpec, AttentionStep
+from harness.ops.dtypes import torch_dtype
+from harness.ops.layouts import LAYOUTS
+from harness.registry import Impl, Prepared, Unsupported, default_registry
+
+#: by kind of device, the best first. On a GPU only entries whose plan asks host copies for no more than capacities.
+PREFERRED = {"cuda": ("cuda.tensor_core", "cuda.split_kv", "cuda.per_token"), "cpu": ("torch.gather",)}
+DTYPES = {torch_dtype(name): name for name in ("f32", "f16", "bf16")}
+MOST_FORMS = 1024  # sets of shapes that are remembered
+
+Tensors = tuple[torch.Tensor, ...]
+Host = tuple[Any, Any, Any]  # block tables, lengths, query starts as NumPy arrays
+
+
+class Plan:
+    """An entry with its workspace: one call at a time, also where streams differ."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self.name, self.prepared = _prepare(spec)
+        self._index = torch.device(spec.device).index  # None on a CPU
+        self._stream: Any = None  # of the last call
+        self._raw_stream = -1
+        self._lock = threading.Lock()
+        tables, starts = torch.empty((0, 1), dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        self._nothing = AttentionStep(
+            block_tables=tables, seq_lens=tables[:, 0], query_start_loc=starts,
+            host_block_tables=tables.numpy(), host_seq_lens=tables[:, 0].numpy(), host_query_start_loc=starts.numpy(),
+        )  # fmt: skip
+
+    def run(self, step: AttentionStep, *tensors: torch.Tensor) -> None:
+        """Plan, launch, and let go of the step: a graph's pool must not find its tensors held."""
+        with self._lock:
+            if self._index is not None:
+                self._wait()
+            self.prepared.plan(step)
+            self.prepared.launch(*tensors)
+            self.prepared.plan(self._nothing)
+
+    def _wait(self) -> None:
+        """Let the current stream wait for the last call, where that was on another one."""
+        raw = torch._C._cuda_getCurrentRawStream(self._index)
+        if raw == self._raw_stream or torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream(self._index)
+        if self._stream is not None:
+            stream.wait_stream(self._stream)
+        self._stream, self._raw_stream = stream, raw
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """What all calls of the same shapes share.
+
+    host    on a GPU, the most that a step's host copies can say where nothing is read back: bounds of the contents
+    """
+
+    plan: Plan
+    block_size: int
+    host: Host
+
+
+_plans: dict[tuple[Any, ...], Plan] = {}  # by capacities
+_forms: dict[tuple[Any, ...], Form] = {}
+_preparing = threading.Lock()
+
+
+def release() -> None:
+    """Give back every workspace; the next call prepares anew. Graphs captured before must not be replayed any more."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    _forms.clear()
+    _plans.clear()
+
+
+def find_form(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) -> Form:
+    """Return the form of a call, prepared. Raises ValueError for tensors that do not go together."""
+    key = (scale, layout, max_q_len, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+    form = _forms.get(key)
+    if form is None:
+        form = _make_form(tensors, scale, layout, max_q_len)
+        if len(_forms) >= MOST_FORMS:
+            _forms.clear()
+        _forms[key] = form
+    return form
+
+
+def _make_form(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) -> Form:
+    spec = _spec(tensors, scale, layout, max_q_len)
+    query, block_tables = tensors[0], tensors[3]
+    capacities = tuple(str(value) if name == "layout" else value for name, value in vars(spec).items() if name != "params")
+    with _preparing:
+        if capacities not in _plans:
+            if query.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "paged_attention: shapes that are new need a compilation and workspace, which the capture of a CUDA "
+                    "graph does not allow; call it once with them before"
+                )
+            _plans[capacities] = Plan(spec)
+    num_seqs = len(block_tables)
+    starts = np.zeros(num_seqs + 1, np.int32)
+    starts[-1] = len(query)
+    longest = np.full(num_seqs, block_tables.shape[1] * spec.block_size, np.int32)
+    host = (np.zeros((num_seqs, 0), np.int32), longest, starts)
+    return Form(plan=_plans[capacities], block_size=spec.block_size, host=host)
+
+
+def _spec(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) -> AttentionSpec:
+    """What the tensors' shapes say, capacities rounded up. Raises ValueError for tensors that do not go together."""
+    query, key_cache, value_cache, block_tables, seq_lens, query_start_loc = tensors
+    paged = [name for name, found in LAYOUTS.items() if found.paged]
+    _must(layout in paged, f"layout must be one of {', '.join(paged)}", layout)
+    _must(query.dtype in DTYPES, "query must be f32, f16 or bf16", query.dtype)
+    _must(value_cache.dim() == 4, f"value_cache of {layout} must have 4 dimensions", tuple(value_cache.shape))
+    a, b, c, d = value_cache.shape
+    shape = {"NHD": (a, c, b, d), "KV_NHD": (a, c, b, d), "X_PACKED": (a, b, d, c)}.get(layout, (a, b, c, d))
+    num_blocks, num_kv_heads, block_size, head_dim = shape
+    _must(query.shape[2] == head_dim, f"query and value_cache ({layout}) must have one head_dim", (query.shape[2], head_dim))
+    heads = (query.shape[1], num_kv_heads)
+    _must(num_kv_heads > 0 and heads[0] % num_kv_heads == 0, "query heads must be a multiple of KV heads", heads)
+    num_seqs = len(seq_lens) if seq_lens.dim() else 0
+    keys = LAYOUTS[layout].empty((num_blocks, num_kv_heads, block_size, head_dim), query.dtype, "meta")[0].shape
+    for name, tensor, wanted, dtype in (
+        ("key_cache", key_cache, keys, query.dtype), ("value_cache", value_cache, value_cache.shape, query.dtype),
+        ("block_tables", block_tables, (num_seqs, block_tables.shape[-1]), torch.int32),
+        ("seq_lens", seq_lens, (num_seqs,), torch.int32), ("query_start_loc", query_start_loc, (num_seqs + 1,), torch.int32),
+    ):  # fmt: skip
+        right = tuple(tensor.shape) == tuple(wanted) and tensor.dtype == dtype and tensor.device == query.device
+        got = f"{tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+        _must(right, f"{name} must have shape {tuple(wanted)} and type {dtype} on {query.device}", got)
+        dense = tensor.stride(-1) == 1 or tensor.shape[-1] < 2
+        _must(dense, f"{name} must be contiguous along its last dimension", f"strides {tensor.stride()}")
+    _must(max_q_len >= 1, "max_q_len must be at least 1", max_q_len)
+    blocks_per_seq = _round_up(block_tables.shape[1])
+    return AttentionSpec(
+        num_q_heads=query.shape[1], num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size,
+        dtype=DTYPES[query.dtype], scale=head_dim**-0.5 if scale is None else scale, layout=LAYOUTS[layout],
+        num_blocks=num_blocks, max_num_seqs=_round_up(num_seqs), max_num_tokens=_round_up(len(query)),
+        max_q_len=_round_up(max_q_len), max_seq_len=blocks_per_seq * block_size, max_blocks_per_seq=blocks_per_seq,
+        device=str(query.device),
+    )  # fmt: skip
+
+
+def _round_up(number: int) -> int:
+    """To a power of two, so that a batch that grows prepares seldom."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _must(holds: bool, rule: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"paged_attention: {rule} (got {got})")
+
+
+def _prepare(spec: AttentionSpec) -> tuple[str, Prepared]:
+    """Prepare the best entry that takes `spec`. Raises NotImplementedError that says why none does."""
+    kind = torch.device(spec.device).type
+    impls = {impl.name: impl for impl in default_registry()}
+    reasons = []
+    for name in PREFERRED.get(kind, ()):
+        reason = _why_not(impls[name], spec, kind)
+        if reason is None:
+            chosen = dataclasses.replace(spec, params=impls[name].resolve_params({}))
+            try:
+                return name, _prepare_apart(impls[name], chosen)
+            except Unsupported as error:
+                reason = str(error)
+        reasons.append(f"{name}: {reason}")
+    raise NotImplementedError(f"paged_attention: nothing here takes this on {kind}: {'; '.join(reasons)}")
+
+
+def _why_not(impl: Impl, spec: AttentionSpec, kind: str) -> str | None:
+    if spec.layout not in impl.layouts:
+        return f"layout must be one of {', '.join(map(str, impl.layouts))} (got {spec.layout})"
+    return spec.layout.why_not(spec) or impl.limits.why_not(spec) or impl.why_missing(kind)  # type: ignore[arg-type]  # by name
+
+
+def _prepare_apart(impl: Impl, spec: AttentionSpec) -> Any:
+    """In a thread of its own, so that workspace comes from no pool that the caller's thread allocates graphs from."""
+
+    def prepare() -> Any:
+        if not spec.device.startswith("cuda"):
+            return impl.load()(spec)
+        with torch.cuda.device(spec.device):
+            prepared = impl.load()(spec)
+            torch.cuda.current_stream().synchronize()  # what it filled is there for every stream
+            return prepared
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(prepare).result()
