@@ -28,6 +28,7 @@ COMMANDS = {
     "report": ("harness.commands.report", "make report.md and report.html again", "pagedbench report results/runs/STAMP"),
     "ceiling": ("harness.commands.ceiling", "what this device can read of cases' blocks", "pagedbench ceiling --suite facts"),
     "tune": ("harness.commands.tune", "sweep declared parameters", "pagedbench tune --impl cuda.split_kv --case facts.e"),
+    "profile": ("harness.commands.profile", "what one kernel takes and waits for", "pagedbench profile cuda.split_kv facts.e"),
     "compare": ("harness.commands.compare", "two runs, or a run against the baseline", "pagedbench compare results/runs/STAMP"),
     "accept": ("harness.commands.accept", "make a run the baseline of its device", "pagedbench accept RUN -m WHY"),
     "history": ("harness.commands.history", "rows over revisions, and the steps in them", "pagedbench history show"),
