@@ -17,8 +17,17 @@ from impls.cuda import jit
 PAGES: tuple[str, ...] = ("per_token", "block_parallel", "split_kv", "tensor_core", "cache_write", "block_copy", "read_blocks")
 
 #: bytes of shared memory that a CTA may opt in to, static and dynamic together
-SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "sm_120": 99 * 1024}
-ARCHS = tuple(SHARED_LIMIT)
+SHARED_LIMIT = {
+    "sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_87": 163 * 1024, "sm_89": 99 * 1024,
+    "sm_90": 227 * 1024, "sm_100": 227 * 1024, "sm_103": 227 * 1024, "sm_120": 99 * 1024,
+}
+#: those that stand for all
+ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
+
+
+def has_bulk_copies(arch: str) -> bool:
+    """Whether kernels for `arch` may copy by cp.async.bulk: from sm_90 on."""
+    return int(arch.removeprefix("sm_").rstrip("af")) >= 90
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

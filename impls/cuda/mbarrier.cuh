@@ -1,10 +1,8 @@
-// mbarrier.cuh -- copies from global to shared memory and the barriers that say when they have landed. sm_90 and newer.
-
+// mbarrier.cuh -- copies from global to shared memory and the barriers that say when they have landed. sm_80 and newer; bulk
+// copies came with sm_90, and with them a wait that may sleep.
 #pragma once
 
-#if __CUDA_ARCH__ < 900
-#error "cp.async.bulk needs sm_90 or newer"
-#endif
+constexpr bool kHasBulkCopies = __CUDA_ARCH__ >= 900;    // who takes them asserts it
 
 using Barrier = unsigned long long;    // in shared memory
 
@@ -19,8 +17,10 @@ __device__ __forceinline__ void initialise(Barrier* barrier, unsigned arrivals) 
 
 // Make barriers that this thread initialised known to the engine that carries out bulk copies.
 __device__ __forceinline__ void publish_barriers() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ void arrive(Barrier* barrier) {
@@ -31,7 +31,11 @@ __device__ __forceinline__ void arrive(Barrier* barrier) {
 __device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
     asm volatile(
         "{ .reg .pred ended;\n"
+#if __CUDA_ARCH__ >= 900
         "WAIT: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+#else
+        "WAIT: mbarrier.test_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+#endif
         "  @!ended bra WAIT; }" ::"r"(shared_address(barrier)), "r"(parity)
         : "memory");
 }
@@ -39,6 +43,7 @@ __device__ __forceinline__ void wait(Barrier* barrier, unsigned parity) {
 // Copy `bytes` that are read once, and let the barrier's present phase expect them. Both addresses and the size in multiples
 // of 16 bytes. The form for any CTA of a cluster (.shared::cluster) becomes a call with a stack on sm_120.
 __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
     unsigned long long policy;    // what is not read again is the first to leave L2, which else writes back what was left there
@@ -48,6 +53,7 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
             shared_address(shared)),
         "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
+#endif
 }
 
 // Copy 16 bytes, both addresses multiples of 16, without the L1 cache; see `arrive_after_copies`. L2 is asked for whole lines of

@@ -14,9 +14,10 @@ from harness.ops.layouts import KV_NHD, NHD
 from harness.registry import Prepared, Unsupported
 from impls.cuda import jit
 from impls.cuda.attention import load
-from impls.cuda.builds import SHARED_LIMIT, Build
+from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
 from impls.cuda.cache_write import vector_stride
 from impls.cuda.launch import device_index, raw_stream
+from impls.cuda.toolkit import why_older
 
 if TYPE_CHECKING:
     import torch
@@ -162,13 +163,7 @@ def why_too_large(shared_bytes: int, ctas_per_sm: int, arch: str) -> str | None:
 
 def why_no_bulk_copy(device_kind: str) -> str | None:
     """Return why this machine cannot run the bulk copies, or None."""
-    reason = jit.why_missing(device_kind)
-    if reason or device_kind != "cuda":
-        return reason
-    import torch
-
-    major, minor = torch.cuda.get_device_capability()
-    return None if major >= 9 else f"cp.async.bulk needs compute capability 9.0 or newer (got {major}.{minor})"
+    return why_older(device_kind, (9, 0), "cp.async.bulk")
 
 
 def builds(arch: str) -> list[Build]:
@@ -177,4 +172,4 @@ def builds(arch: str) -> list[Build]:
     bulk = {"ctas_per_sm": 2, "warps": 4, "stages": 2, "chunk_bytes": 4096}
     shapes = (Shape(), Shape(token_vectors=128, runs=1), Shape(token_vectors=9, runs=5, block_size=1))
     listed = [load_build(shape, loads) for shape in shapes]
-    return listed if arch == "sm_80" else listed + [bulk_build(shape, bulk) for shape in shapes]
+    return listed + [bulk_build(shape, bulk) for shape in shapes] if has_bulk_copies(arch) else listed

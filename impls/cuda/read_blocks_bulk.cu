@@ -15,6 +15,7 @@
 constexpr unsigned kStages = PA_STAGES;
 constexpr unsigned kChunkVectors = PA_CHUNK_BYTES / sizeof(uint4);
 constexpr unsigned kEveryLane = 0xffffffffu;
+static_assert(kHasBulkCopies, "cp.async.bulk needs sm_90 or newer");
 static_assert(kChunkVectors % 32 == 0, "PA_CHUNK_BYTES must be a multiple of 512, a vector for each lane");
 static_assert(kStages <= 32, "a warp's stages are bits of one word");
 

@@ -2,7 +2,7 @@
 //
 //   BULK     a run at a time, the tokens of a tile that follow one another in memory and end up so in a stage; lanes 0-15 copy
 //            the runs of K, 16-31 those of V
-//   ASYNC    16 bytes a lane
+//   ASYNC    16 bytes a lane, as sm_80 has it, too
 #pragma once
 
 #include "mbarrier.cuh"
@@ -27,6 +27,7 @@ constexpr int kChunks = kRowBytes / 16;                           // of a row
 constexpr int kArrivals = kCopy == BULK ? 1 : 32;                 // at a stage's barrier, besides the bytes
 constexpr bool kOneBlock = kBlockSize % kTile == 0;               // holds all tokens of a tile
 static_assert(kRuns <= 16, "a lane copies one run");
+static_assert(kCopy == ASYNC || kHasBulkCopies, "PA_COPY=BULK needs sm_90 or newer");
 
 // The caches, as the teams of one lane see them.
 struct Caches {

@@ -1,4 +1,4 @@
-// tensor_core.cu -- paged decode attention on tensor cores: persistent CTAs, equal shares, one launch. sm_90 and newer.
+// tensor_core.cu -- paged decode attention on tensor cores: persistent CTAs, equal shares, one launch. sm_80 and newer.
 //
 //   out[i,h,:] = sum_t softmax_t(scale * query[i,h,:] . key[t,g,:]) * value[t,g,:],   g = h / kGroup
 //

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
 from impls.cuda import jit
 from impls.cuda.attention import SIGNATURE, Attention, Shape, load
-from impls.cuda.builds import SHARED_LIMIT, Build
+from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
 from impls.cuda.split_kv import count_sms
+from impls.cuda.toolkit import why_older
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -24,6 +26,7 @@ TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
+WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 
 #: and sums, stats, arrived | lanes
@@ -56,30 +59,40 @@ class Teams:
         }
 
 
-def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, shared_limit: int) -> Teams:
-    """Choose for `spec` on a GPU of `num_sms`, whose CTAs get `shared_limit` bytes.
+def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Teams:
+    """Choose for `spec` on a GPU of `num_sms` SMs of `arch`.
 
-    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Bulk copies need
-    runs of some length, which only a swizzled cache has: rows of others are padded one by one. Raises Unsupported where
-    nothing fits, or the team does not divide the warps.
+    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Raises Unsupported
+    where nothing fits, the team does not divide the warps, or `arch` has no bulk copies to be asked for.
     """
     params = {"team": 0, "warps": 0, "stages": 2, "copy": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
-    copy = params["copy"]
-    if copy == "planned":
-        copy = "bulk" if shape.layout == HND_SWIZZLED.name else "async"
-    fitting = [
-        warps for warps in ([params["warps"]] if params["warps"] else [8, 4, 2, 1])
-        if shared_bytes(shape, heads, warps, params["stages"], spec.max_num_seqs) <= shared_limit - STATIC_BYTES
-    ]
-    if not fitting:
-        least = shared_bytes(shape, heads, params["warps"] or 1, params["stages"], spec.max_num_seqs)
+    copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
+    if copy == "bulk" and not has_bulk_copies(arch):
+        raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
+    shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
+    warps = count_warps(shape, heads, params["stages"], spec.max_num_seqs, shared_limit, (asked,) if asked else WARPS)
+    if not warps:
+        least = shared_bytes(shape, heads, asked or 1, params["stages"], spec.max_num_seqs)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
-    team = params["team"] or choose_team(spec, parts, num_sms * fitting[0], fitting[0])
-    if team > fitting[0] or fitting[0] % team:
-        raise Unsupported(f"team must divide the {fitting[0]} warps of a CTA (got {team})")
-    return Teams(heads=heads, parts=parts, warps=fitting[0], stages=params["stages"], team=team, copy=copy)
+    team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
+    if team > warps or warps % team:
+        raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
+    return Teams(heads=heads, parts=parts, warps=warps, stages=params["stages"], team=team, copy=copy)
+
+
+def choose_copy(shape: Shape, arch: str) -> str:
+    """Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one by one."""
+    return "bulk" if shape.layout == HND_SWIZZLED.name and has_bulk_copies(arch) else "async"
+
+
+def count_warps(
+    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS
+) -> int:
+    """The first of `numbers` of warps for which shared memory has room; 0 where there is none."""
+    room = shared_limit - STATIC_BYTES
+    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs) <= room), 0)
 
 
 def count_parts(shape: Shape) -> int:
@@ -123,12 +136,8 @@ class TensorCore(Attention):
 
         from harness.guards import workspace
 
-        arch = jit.arch_of(spec.device)
-        if int(arch.removeprefix("sm_")) < 90:
-            raise Unsupported(f"needs bulk copies, of compute capability 9.0 or newer (got {arch})")
-        self._num_ctas = count_sms(spec.device)
-        shape, limit = Shape.of(spec), SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values()))
-        self._teams = plan_teams(shape, spec, self._num_ctas, limit)
+        self._num_ctas, shape = count_sms(spec.device), Shape.of(spec)
+        self._teams = plan_teams(shape, spec, self._num_ctas, jit.arch_of(spec.device))
         built = build(shape, self._teams, spec.max_num_seqs)
         self._kernel, resources = load(built, spec.device, TENSOR_CORE_SIGNATURE)
         self.kernels = (resources,)
@@ -158,33 +167,32 @@ def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
     )
 
 
+def why_no_tensor_cores(device_kind: str) -> str | None:
+    """Return why this machine cannot run the kernel, or None."""
+    return why_older(device_kind, (8, 0), "mma of bf16")
+
+
 def builds(arch: str) -> list[Build]:
-    """Builds that stand for all, at most 256 sequences; bulk copies begin with sm_90."""
-    if arch == "sm_80":
-        return []
-    swizzled = HND_SWIZZLED.name
-    warps = 8 if SHARED_LIMIT[arch] > 200 * 1024 else 2  # where a CTA gets less, as many as fit every shape
+    """Builds that stand for all, at most 256 sequences; as many warps as `arch` has room for, one `part`-th of them a team."""
+    swizzled, bulk = HND_SWIZZLED.name, "bulk" if has_bulk_copies(arch) else "async"
     listed = (
-        (Shape(layout=swizzled), warps, 1, "bulk"),
-        (Shape(layout=swizzled, group=8), warps, warps, "bulk"),
-        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), warps, 2, "bulk"),
-        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), warps, warps // 2, "bulk"),
-        (Shape(group=8), warps, 1, "async"),
-        (Shape(layout="NHD", group=16), warps, warps, "async"),
-        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), warps, 1, "bulk"),
-        (Shape(group=16, head_dim=256), warps // 2, warps // 2, "async"),
+        (Shape(layout=swizzled), 8, bulk),
+        (Shape(layout=swizzled, group=8), 1, bulk),
+        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk),
+        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk),
+        (Shape(group=8), 8, "async"),
+        (Shape(layout="NHD", group=16), 1, "async"),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),
+        (Shape(group=16, head_dim=256), 1, "async"),
     )
-    return [
-        build(
-            shape,
-            Teams(
-                heads=math.ceil(shape.group / count_parts(shape)), parts=count_parts(shape), warps=warps, stages=2, team=team,
-                copy=copy,
-            ),
-            256,
-        )
-        for shape, warps, team, copy in listed
-    ]
+    made = []
+    for shape, part, copy in listed:
+        parts = count_parts(shape)
+        heads = math.ceil(shape.group / parts)
+        warps = count_warps(shape, heads, 2, 256, SHARED_LIMIT[arch])
+        teams = Teams(heads=heads, parts=parts, warps=warps, stages=2, team=max(warps // part, 1), copy=copy)
+        made.append(build(shape, teams, 256))
+    return made
 
 
 prepare = TensorCore

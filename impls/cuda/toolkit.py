@@ -97,6 +97,17 @@ def why_missing(device_kind: str) -> str | None:
     return None if count else "the CUDA driver sees no device"
 
 
+def why_older(device_kind: str, least: tuple[int, int], what: str) -> str | None:
+    """Return why kernels cannot run here, or that `what` needs a newer GPU than torch's current one, or None."""
+    reason = why_missing(device_kind)
+    if reason or device_kind != "cuda":
+        return reason
+    import torch
+
+    got = torch.cuda.get_device_capability()
+    return None if got >= least else f"{what} needs compute capability {least[0]}.{least[1]} or newer (got {got[0]}.{got[1]})"
+
+
 def versions() -> dict[str, str]:
     """Versions of what builds kernels, for records: NVRTC, its headers, and the Python packages."""
     found = {"nvrtc": nvrtc_version(), "cuda_headers": header_digest()[:12]}

@@ -11,11 +11,11 @@ from harness.ops.attention import AttentionSpec
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD
 from harness.registry import Unsupported
 from impls import IMPLS
-from impls.cuda import tensor_core
+from impls.cuda import tensor_core, toolkit
 from impls.cuda.attention import Shape
-from impls.cuda.builds import SHARED_LIMIT
+from impls.cuda.builds import ARCHS, SHARED_LIMIT
 
-SMS, LIMIT = 132, SHARED_LIMIT["sm_90"]
+SMS = 132
 SPEC = AttentionSpec(
     num_q_heads=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bf16", scale=0.1, layout=HND_SWIZZLED, num_blocks=40960,
     max_num_seqs=64, max_num_tokens=64, max_q_len=1, max_seq_len=8192, max_blocks_per_seq=512, device="cuda:0",
@@ -32,8 +32,8 @@ def spec_of(num_seqs, seq_len, fill=1.25, **changes):
     )
 
 
-def plan(spec, shared_limit=LIMIT):
-    return tensor_core.plan_teams(Shape.of(spec), spec, SMS, shared_limit)
+def plan(spec, arch="sm_90"):
+    return tensor_core.plan_teams(Shape.of(spec), spec, SMS, arch)
 
 
 # How warps make teams
@@ -72,12 +72,13 @@ def test_as_many_heads_side_by_side_as_leave_few_teams_idle(num_teams, num_heads
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("group", [1, 4, 8, 16, 71])
 @pytest.mark.parametrize("layout", [HND_SWIZZLED, HND, KV_NHD], ids=str)
-@pytest.mark.parametrize("limit", sorted({*SHARED_LIMIT.values()}))
-def test_as_many_warps_as_shared_memory_holds(head_dim, group, layout, limit):
-    """Rings, partials and sequences fit, twice the warps would not, or there are eight; parts cover the group."""
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_999"])
+def test_as_many_warps_as_shared_memory_holds(head_dim, group, layout, arch):
+    """Rings, partials and sequences fit, twice the warps would not, or there are eight; parts cover the group. An
+    architecture that is not listed is taken for one with the least shared memory."""
     spec = spec_of(256, 1024, head_dim=head_dim, num_q_heads=group, num_kv_heads=1, layout=layout)
-    teams = plan(spec, limit)
-    room = limit - tensor_core.STATIC_BYTES
+    teams = plan(spec, arch)
+    room = SHARED_LIMIT.get(arch, 99 * 1024) - tensor_core.STATIC_BYTES
     taken, twice = (
         tensor_core.shared_bytes(Shape.of(spec), teams.heads, times * teams.warps, teams.stages, 256) for times in (1, 2)
     )
@@ -93,6 +94,40 @@ def test_bulk_copies_are_for_swizzled_caches():
     assert plan(SPEC).copy == "bulk"
     assert plan(dataclasses.replace(SPEC, layout=HND)).copy == "async"
     assert plan(dataclasses.replace(SPEC, layout=HND, params={"copy": "bulk"})).copy == "bulk"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
+@pytest.mark.parametrize("layout", [HND_SWIZZLED, HND, KV_NHD], ids=str)
+def test_before_bulk_copies_lanes_copy(arch, layout):
+    """Swizzled caches, too, as they lie; bulk copies asked for are refused."""
+    assert plan(dataclasses.replace(SPEC, layout=layout), arch).copy == "async"
+    with pytest.raises(Unsupported, match=rf"copy=bulk needs compute capability 9.0 or newer \(got {arch}\)"):
+        plan(dataclasses.replace(SPEC, layout=layout, params={"copy": "bulk"}), arch)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_builds_are_of_the_planners_making(arch):
+    """For every architecture the same shapes, swizzled ones among them, copied as the planner would at most."""
+    made = tensor_core.builds(arch)
+    copies = {(build.macros["PA_LAYOUT"], build.macros["PA_COPY"]) for build in made}
+
+    assert len(made) == len(tensor_core.builds("sm_90"))
+    assert ("HND_SWIZZLED", "ASYNC" if arch == "sm_80" else "BULK") in copies
+    assert arch != "sm_80" or {copy for _, copy in copies} == {"ASYNC"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing"),
+    [((7, 5), "mma of bf16 needs compute capability 8.0 or newer (got 7.5)"), ((8, 0), None), ((8, 9), None), ((12, 0), None)],
+)
+def test_it_is_available_from_8_0_on(monkeypatch, capability, missing):
+    """By the device's capability; where kernels cannot be compiled or run at all, that is said first."""
+    monkeypatch.setattr(toolkit, "why_missing", lambda device_kind: None)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+
+    assert tensor_core.why_no_tensor_cores("cuda") == missing
+    monkeypatch.setattr(toolkit, "why_missing", lambda device_kind: "no NVRTC")
+    assert tensor_core.why_no_tensor_cores("cuda") == "no NVRTC"
 
 
 @pytest.mark.parametrize("name", sorted(IMPL.params))
