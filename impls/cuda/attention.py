@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD, NHD, X_PACKED
 from impls.cuda import jit
@@ -83,6 +85,7 @@ class Attention:
         self._spec = spec
         self._device_index = device_index(spec.device)
         self.ledger = {"casts": "none", "conversions": "none"}
+        self._max_seq_len = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
         self._step: AttentionStep | None = None
         self._form: tuple[Any, ...] = ()
         #: by addresses: num_tokens, weak references to the five tensors, and their strides and scale as SIGNATURE ends
@@ -90,18 +93,23 @@ class Attention:
 
     def plan(self, step: AttentionStep) -> None:
         """Keep where the step's tables are. Reads host copies only; raises ValueError for a step beyond the capacities."""
-        spec = self._spec
-        longest = int(step.host_seq_lens.max(initial=0))
-        for name, got, most in (
-            ("num_seqs", step.num_seqs, spec.max_num_seqs), ("num_tokens", step.num_tokens, spec.max_num_tokens),
-            ("seq_len", longest, min(spec.max_seq_len, step.block_tables.shape[1] * spec.block_size)),
-        ):
-            if got > most:
-                raise ValueError(f"{name} must be at most {most}, what was prepared and what the table holds (got {got})")
+        spec, tables, num_seqs, num_tokens = self._spec, step.block_tables, step.num_seqs, step.num_tokens
+        longest = np.maximum.reduce(step.host_seq_lens) if num_seqs else 0
+        most = min(self._max_seq_len, tables.shape[1] * spec.block_size)
+        if num_seqs > spec.max_num_seqs or num_tokens > spec.max_num_tokens or longest > most:
+            sizes = {"num_seqs": (num_seqs, spec.max_num_seqs), "num_tokens": (num_tokens, spec.max_num_tokens)}
+            self._refuse(sizes | {"seq_len": (longest, most)})
         self._step = step  # keeps the tensors alive whose addresses follow
-        self._num_tokens = step.num_tokens
-        self._tables = tuple(t.data_ptr() for t in (step.block_tables, step.query_start_loc, step.seq_lens))
-        self._sizes = (step.num_seqs, spec.num_q_heads, spec.num_kv_heads, step.block_tables.stride(0))
+        self._num_tokens = num_tokens
+        self._planned = (
+            tables.data_ptr(), step.query_start_loc.data_ptr(), step.seq_lens.data_ptr(),
+            num_seqs, spec.num_q_heads, spec.num_kv_heads, tables.stride(0),
+        )
+
+    def _refuse(self, sizes: dict[str, tuple[int, int]]) -> None:
+        """Raise ValueError for the first of these sizes that is more than it may be."""
+        name, got, most = next((name, got, most) for name, (got, most) in sizes.items() if got > most)
+        raise ValueError(f"{name} must be at most {most}, what was prepared and what the table holds (got {got})")
 
     def launch(
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
@@ -119,7 +127,7 @@ class Attention:
             and refs[3]() is key_cache and refs[4]() is value_cache
         ):
             tail = self._verify(pointers, query, key_cache, value_cache, out, lse)
-        self._enqueue(raw_stream(self._device_index), (*pointers, *self._tables, *self._sizes, *tail))
+        self._enqueue(raw_stream(self._device_index), (*pointers, *self._planned, *tail))
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
         raise NotImplementedError
@@ -129,18 +137,17 @@ class Attention:
         out: torch.Tensor, lse: torch.Tensor,
     ) -> tuple[Any, ...]:
         """Check what a launch reads by, remember the tensors, and return their strides and the scale."""
+        strides = (query.stride(), out.stride(), key_cache.stride(), value_cache.stride())
         form = (
-            self._num_tokens,
-            query.shape, query.stride(), query.dtype,
-            out.shape, out.stride(), out.dtype, lse.shape, lse.stride(), lse.dtype,
-            key_cache.shape, key_cache.stride(), key_cache.dtype, value_cache.shape, value_cache.stride(), value_cache.dtype,
+            self._num_tokens, strides, query.shape, query.dtype, out.shape, out.dtype, lse.shape, lse.stride(), lse.dtype,
+            key_cache.shape, key_cache.dtype, value_cache.shape, value_cache.dtype,
         )
         if form != self._form:  # checked once for all new tensors of one form
             self._check(query, key_cache, value_cache, out, lse)
             self._form = form
         if (pointers[2] | pointers[3] | pointers[4]) % self.alignment:
             raise ValueError(f"query and caches must begin at a multiple of {self.alignment} bytes (got {pointers[2:]})")
-        tail = (query.stride(0), out.stride(0), key_cache.stride(0), value_cache.stride(0), self._spec.scale)
+        tail = (strides[0][0], strides[1][0], strides[2][0], strides[3][0], self._spec.scale)
         if len(self._verified) >= MOST_VERIFIED:
             self._verified.clear()
         ref = weakref.ref

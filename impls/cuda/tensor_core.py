@@ -151,11 +151,12 @@ class TensorCore(Attention):
         self._arrived = workspace(counters, torch.int32, spec.device).zero_()  # every launch leaves zeros
         self.workspace_bytes = 4 * (self._workspace.numel() + counters)
         sums = self._workspace.data_ptr()
-        self._pointers = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr())
+        self._extra = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr(), self._lanes)
+        self._grid, self._threads = (self._num_ctas, 1, 1), 32 * self._teams.warps
         self.ledger["teams"] = f"{num_teams} of {self._teams.team} warps, {self._lanes} heads side by side"
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
-        self._kernel((self._num_ctas, 1, 1), 32 * self._teams.warps, stream, *values, *self._pointers, self._lanes)
+        self._kernel(self._grid, self._threads, stream, *values, *self._extra)
 
 
 def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
