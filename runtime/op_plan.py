@@ -29,7 +29,7 @@ class Plan:
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.name, self.prepared = _prepare(spec)
-        self._index = torch.device(spec.device).index  # None on a CPU
+        self.index = torch.device(spec.device).index  # of the GPU; None on a CPU
         self._stream: Any = None  # of the last call
         self._raw_stream = -1
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class Plan:
     def run(self, step: AttentionStep, *tensors: torch.Tensor) -> None:
         """Plan, launch, and let go of the step: a graph's pool must not find its tensors held."""
         with self._lock:
-            if self._index is not None:
+            if self.index is not None:
                 self._wait()
             self.prepared.plan(step)
             self.prepared.launch(*tensors)
@@ -50,10 +50,10 @@ class Plan:
 
     def _wait(self) -> None:
         """Let the current stream wait for the last call, where that was on another one."""
-        raw = torch._C._cuda_getCurrentRawStream(self._index)
+        raw = torch._C._cuda_getCurrentRawStream(self.index)
         if raw == self._raw_stream or torch.cuda.is_current_stream_capturing():
             return
-        stream = torch.cuda.current_stream(self._index)
+        stream = torch.cuda.current_stream(self.index)
         if self._stream is not None:
             stream.wait_stream(self._stream)
         self._stream, self._raw_stream = stream, raw
@@ -78,8 +78,8 @@ _preparing = threading.Lock()
 
 def release() -> None:
     """Give back every workspace; the next call prepares anew. Graphs captured before must not be replayed any more."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    for index in {plan.index for plan in _plans.values()} - {None}:
+        torch.cuda.synchronize(index)  # a launch may still be at work in it, on any stream
     _forms.clear()
     _plans.clear()
 

@@ -283,7 +283,7 @@ def test_streams_that_share_a_workspace_wait(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: streams[now["stream"]])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
     plan = op_plan.Plan(op_plan._spec(tuple(arguments()), None, "HND", 1))
-    plan._index = 0
+    plan.index = 0
 
     for stream, capturing in ((1, False), (1, False), (2, False), (1, True), (2, False), (1, False)):
         now.update(stream=stream, capturing=capturing)
