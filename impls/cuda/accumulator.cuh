@@ -4,77 +4,59 @@
 // each 8, of tokens (or elements) lane / 4 and 8 further on.
 #pragma once
 
-#include "mma.cuh"
 #include "partials.cuh"
-#include "ring.cuh"
+#include PA_TILES    // ring.cuh or fragments.cuh: how tiles of K and V come, and which rows and columns their elements are
 
 constexpr int kColumns = (kHeads + 7) / 8;      // MMA tiles of 8 heads
-constexpr int kSteps = kHeadDim / 16;           // MMA tiles of 16 elements
-constexpr int kWholeChunks = kRowBytes / 128 * 8;    // 16-byte chunks of a row that are swizzled, in groups of eight
 static_assert(kHeadDim % 16 == 0, "PA_HEAD_DIM must be a multiple of 16, the rows of an MMA tile");
 static_assert(sizeof(Scalar) == 2, "PA_SCALAR must be of 16 bits");
 
-// Where a lane's row of a tile is, when matrices are loaded.
-struct Row {
-    unsigned address;    // in shared memory
-    int slot;            // of its token, modulo 8: what its chunks are permuted by
-
-    __device__ unsigned chunk(int step, int half) const {
-        if constexpr (!kSwizzled) return address + (2 * step + half) * 16;
-        return address + (2 * step >= kWholeChunks ? 2 * step + half : (2 * step + half) ^ slot) * 16;
-    }
-};
-
 struct Accumulator {
     const int lane;
-    const float scale;                          // to units of log2
-    unsigned query[kColumns][kSteps][2];        // B of the first product
-    float sums[kColumns][kSteps][4] = {};       // C of the second
-    float most[kColumns][2];                    // by head; the same in all lanes of it
-    float total[kColumns][2] = {};              // by head; of this lane's tokens
+    const float scale;                              // to units of log2
+    unsigned query[kColumns][kKeySteps][2];         // B of the first product
+    float sums[kColumns][kValueSteps][4] = {};      // C of the second
+    float most[kColumns][2];                        // by head; the same in all lanes of it
+    float total[kColumns][2] = {};                  // by head; of this lane's tokens
 
     // `query` points at the first of the warp's query heads, of which `num_heads` exist.
     __device__ Accumulator(const Scalar* query_rows, int num_heads, float scale, int lane) : lane(lane), scale(scale) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
             const int head = c * 8 + lane / 4;
-            const unsigned* row = reinterpret_cast<const unsigned*>(query_rows + head * kHeadDim) + lane % 4;
+            const unsigned* row = reinterpret_cast<const unsigned*>(query_rows + head * kHeadDim);
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                query[c][step][0] = head < num_heads ? __ldg(row + step * 8) : 0;
-                query[c][step][1] = head < num_heads ? __ldg(row + step * 8 + 4) : 0;
+            for (int i = 0; i < kKeySteps * 2; ++i) {
+                const int word = Tiles::query_word(i / 2, i % 2, lane);
+                query[c][i / 2][i % 2] = head < num_heads && word < kHeadDim / 2 ? __ldg(row + word) : 0;
             }
             most[c][0] = most[c][1] = -CUDART_INF_F;
         }
     }
 
-    // Attend to a tile whose first token is `first_token`; `left` of its tokens exist, at least one.
-    __device__ void add(const unsigned char* stage, int first_token, int left) {
+    // Attend to the next of `tiles`, whose first token is `first_token`; `left` of its tokens exist, at least one.
+    __device__ void add(Tiles& tiles, int first_token, int left) {
+        tiles.wait(first_token, left);
         float scores[kColumns][4] = {};
-        const Row keys = row(stage, lane % 16, first_token);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < kKeySteps; ++step) {
             unsigned a[4];
-            load_matrices(a, keys.chunk(step, lane / 16));
+            tiles.key(a, step);
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) multiply_add(scores[c], a, query[c][step]);
         }
+        tiles.keys_are_read();
         unsigned weights[kColumns][2];    // B of the second product
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) to_weights(c, scores[c], weights[c], left);
-
-        // Slots without a token may hold anything, and 0 * NaN is NaN.
-        const int token = lane % 4 * 2;
-        const unsigned low = exist(left - token), high = exist(left - token - 8);
-        const Row values = row(stage + kTileBytes, lane % 8 + lane / 16 * 8, first_token);
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < kValueSteps; ++step) {
             unsigned a[4];
-            load_transposed(a, values.chunk(step, lane / 8 % 2));
-            a[0] &= low, a[1] &= low, a[2] &= high, a[3] &= high;
+            tiles.value(a, step);
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) multiply_add(sums[c][step], a, weights[c]);
         }
+        tiles.values_are_read();
     }
 
     // Store the warp's partials.
@@ -87,22 +69,10 @@ struct Accumulator {
                 for (int offset = 4; offset < 32; offset *= 2) total[c][h] += __shfl_xor_sync(0xffffffffu, total[c][h], offset);
                 if (head >= kHeads) continue;
                 if (lane / 4 == 0) to.stats[head] = make_float2(most[c][h], total[c][h]);
-#pragma unroll
-                for (int step = 0; step < kSteps; ++step) {
-                    to.sums[head][step * 16 + lane / 4] = sums[c][step][h];
-                    to.sums[head][step * 16 + 8 + lane / 4] = sums[c][step][2 + h];
-                }
+                Tiles::store(to.sums[head], sums[c], h, lane);
             }
         }
     }
-
-    __device__ static Row row(const unsigned char* tile, int row, int first_token) {
-        const int slot = kBlockSize % 8 == 0 ? row : (first_token + row) % kBlockSize;
-        return {shared_address(tile + row * kPitch), slot % 8};
-    }
-
-    // A mask of two 16-bit halves, the elements of two tokens, where `left` of them and all after them exist.
-    __device__ static unsigned exist(int left) { return left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0; }
 
     // From scores to weights, relative to the new maximum; what was summed before is brought to it.
     __device__ void to_weights(int c, const float (&scores)[4], unsigned (&weights)[2], int left) {
@@ -124,7 +94,7 @@ struct Accumulator {
         }
         if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
+            for (int step = 0; step < kValueSteps; ++step) {
                 sums[c][step][0] *= keep[0], sums[c][step][1] *= keep[1];
                 sums[c][step][2] *= keep[0], sums[c][step][3] *= keep[1];
             }

@@ -6,9 +6,9 @@
 
 #include "paged.cuh"
 #include "shares.cuh"
+#include PA_TILES    // how many partials of other teams are read at a time: each turn costs a trip to L2
 
 constexpr int kQuads = kHeadDim / 4;    // of a row of sums
-constexpr int kAtOnce = 16;             // partials of other teams read at a time: each turn costs a trip to L2
 
 // A warp's partials of a segment. The padding spreads what a warp stores at once over all banks (accumulator.cuh).
 struct Partials {

@@ -1,12 +1,15 @@
-// ring.cuh -- a warp's tiles of K and V on their way to shared memory: it issues the copies of those to come itself.
+// ring.cuh -- a warp's tiles of K and V by way of shared memory: it issues the copies of those to come itself.
 //
 //   BULK     a run at a time, the tokens of a tile that follow one another in memory and end up so in a stage; lanes 0-15 copy
 //            the runs of K, 16-31 those of V
 //   ASYNC    16 bytes a lane
+//
+// Rows and columns of the MMA are tokens and elements in their order.
 #pragma once
 
+#include "cursor.cuh"
 #include "mbarrier.cuh"
-#include "shares.cuh"
+#include "mma.cuh"
 
 // Specialised by tensor_core.py.
 constexpr int kStages = PA_STAGES;
@@ -22,109 +25,138 @@ constexpr int kRuns = kTile / kRun;
 constexpr int kRowBytes = kHeadDim * sizeof(Scalar);
 constexpr int kPitch = kSwizzled ? kRowBytes : kRowBytes + 16;    // bytes from a token's row to the next, in a stage
 constexpr int kTileBytes = kTile * kPitch;                        // of K or of V
-constexpr int kRingBytes = kStages * 2 * kTileBytes;
+constexpr int kWarpBytes = kStages * 2 * kTileBytes;              // of shared memory
 constexpr int kChunks = kRowBytes / 16;                           // of a row
+constexpr int kWholeChunks = kRowBytes / 128 * 8;                 // that are swizzled, in groups of eight
 constexpr int kArrivals = kCopy == BULK ? 1 : 32;                 // at a stage's barrier, besides the bytes
-constexpr bool kOneBlock = kBlockSize % kTile == 0;               // holds all tokens of a tile
+constexpr int kKeySteps = kHeadDim / 16, kValueSteps = kHeadDim / 16;    // MMA tiles of a tile
+constexpr int kAtOnce = 16;           // partials read at a time
 static_assert(kRuns <= 16, "a lane copies one run");
 
-// The caches, as the teams of one lane see them.
-struct Caches {
-    const Scalar* key_cache;
-    const Scalar* value_cache;
-    const int* block_tables;
-    long long key_stride, value_stride, table_stride;
-    int num_kv_heads, lanes, lane_of_heads;
+__shared__ Barrier all_barriers[kWarps][kStages];
+
+// Where a lane's row of a tile is, when matrices are loaded.
+struct Row {
+    unsigned address;    // in shared memory
+    int slot;            // of its token, modulo 8: what its chunks are permuted by
+
+    __device__ unsigned chunk(int step, int half) const {
+        if constexpr (!kSwizzled) return address + (2 * step + half) * 16;
+        return address + (2 * step >= kWholeChunks ? 2 * step + half : (2 * step + half) ^ slot) * 16;
+    }
 };
 
-struct Ring {
-    const Caches caches;
-    const Shares& shares;
+struct Tiles {
     unsigned char* const stages;    // [kStages, 2, kTileBytes]
     Barrier* const barriers;        // [kStages]
-    const int lane, end;
+    const int lane;
 
-    Segment segment;    // of the next tile to copy
-    int position;       // of it
-    int block;          // that holds the lane's run of it, fetched ahead
-    int stage = 0;      // to be read next
+    Cursor next;            // to be copied
+    int stage = 0;          // to be read
     unsigned parity = 0;
+    Row keys, values;       // of the tile that is read
+    unsigned low, high;     // masks of its tokens
+
+    // Before any other thread goes on: initialise the warp's barriers.
+    __device__ static void prepare(int warp, int lane) {
+        if (lane != 0) return;
+        for (int stage = 0; stage < kStages; ++stage) initialise(&all_barriers[warp][stage], kArrivals);
+        publish_barriers();
+    }
 
     // Start the copies of the first kStages tiles from `position` on, every kTeam-th of a share that ends at `end`.
-    __device__ Ring(
-        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char* stages,
-        Barrier* barriers, int lane)
-        : caches(caches), shares(shares), stages(stages), barriers(barriers), lane(lane), end(end), segment(segment),
-          position(position) {
-        fetch();
+    __device__ Tiles(
+        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char* memory,
+        int warp, int lane)
+        : stages(memory + warp * kWarpBytes), barriers(all_barriers[warp]), lane(lane),
+          next(caches, shares, segment, position, end, kOneBlock ? 0 : lane % 16 % kRuns * kRun) {
 #pragma unroll 1    // one copy of the code that fills is enough
         for (int i = 0; i < kStages; ++i) fill(i);
     }
 
-    // The stage of the next tile, once it has landed.
-    __device__ const unsigned char* wait() const {
+    // Wait for the next tile, whose first token is `first_token`; `left` of its tokens exist, at least one.
+    __device__ void wait(int first_token, int left) {
         ::wait(barriers + stage, parity);
-        return stages + stage * 2 * kTileBytes;
+        const unsigned char* tile = stages + stage * 2 * kTileBytes;
+        keys = row(tile, lane % 16, first_token);
+        values = row(tile + kTileBytes, lane % 8 + lane / 16 * 8, first_token);
+        const int token = lane % 4 * 2;
+        low = exist(left - token), high = exist(left - token - 8);
     }
 
+    // K as operand A, and the query's elements that belong to it: word `half` of a lane's two.
+    __device__ void key(unsigned (&a)[4], int step) const { load_matrices(a, keys.chunk(step, lane / 16)); }
+    __device__ static int query_word(int step, int half, int lane) { return step * 8 + half * 4 + lane % 4; }
+
+    // V, transposed, as operand A. Slots without a token may hold anything, and 0 * NaN is NaN.
+    __device__ void value(unsigned (&a)[4], int step) const {
+        load_transposed(a, values.chunk(step, lane / 8 % 2));
+        a[0] &= low, a[1] &= low, a[2] &= high, a[3] &= high;
+    }
+
+    // Store a lane's sums of one head, column `h` of its two, in a row of them.
+    __device__ static void store(float* row, const float (&sums)[kValueSteps][4], int h, int lane) {
+#pragma unroll
+        for (int step = 0; step < kValueSteps; ++step) {
+            row[step * 16 + lane / 4] = sums[step][h];
+            row[step * 16 + 8 + lane / 4] = sums[step][2 + h];
+        }
+    }
+
+    __device__ void keys_are_read() {}
+
     // Give the stage back, which all lanes have read, for a tile to come.
-    __device__ void refill() {
+    __device__ void values_are_read() {
         __syncwarp();
         fill(stage);
         if (++stage == kStages) stage = 0, parity ^= 1;
     }
 
-    __device__ int tile_token() const { return (position - segment.first) * kTile; }    // the first
-    __device__ int tile_tokens() const { return min(kTile, shares.sequences[segment.seq].num_tokens - tile_token()); }
-
-    // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
-    __device__ void fetch() {
-        if (position >= end) return;
-        while (position >= segment.end) segment = shares.after(segment, end);
-        const int run_token = kOneBlock ? 0 : lane % 16 % kRuns * kRun;
-        if (run_token >= tile_tokens()) return;
-        block = caches.block_tables[segment.seq * caches.table_stride + (tile_token() + run_token) / kBlockSize];
+    __device__ static Row row(const unsigned char* tile, int row, int first_token) {
+        const int slot = kBlockSize % 8 == 0 ? row : (first_token + row) % kBlockSize;
+        return {shared_address(tile + row * kPitch), slot % 8};
     }
 
+    // A mask of two 16-bit halves, the elements of two tokens, where `left` of them and all after them exist.
+    __device__ static unsigned exist(int left) { return left >= 2 ? 0xffffffffu : left == 1 ? 0xffffu : 0; }
+
     __device__ void fill(int to) {
-        if (position >= end) return;
-        const int kv_head = (segment.round * caches.lanes + caches.lane_of_heads) / kParts;
-        unsigned char* keys = stages + to * 2 * kTileBytes;
+        if (next.tokens == 0) return;
+        unsigned char* tile = stages + to * 2 * kTileBytes;
         if constexpr (kCopy == BULK) {
             const bool is_value = lane >= 16;
             copy_run(
-                keys + is_value * kTileBytes, is_value ? caches.value_cache : caches.key_cache,
-                {is_value ? caches.value_stride : caches.key_stride, caches.num_kv_heads, kv_head}, barriers + to);
+                tile + is_value * kTileBytes, is_value ? next.caches.value_cache : next.caches.key_cache,
+                is_value ? next.values() : next.keys(), barriers + to);
             __syncwarp();
             if (lane == 0) arrive(barriers + to);    // the phase ends with the last byte, not before all said what they expect
         } else {
-            copy_chunks(keys, caches.key_cache, {caches.key_stride, caches.num_kv_heads, kv_head});
-            copy_chunks(keys + kTileBytes, caches.value_cache, {caches.value_stride, caches.num_kv_heads, kv_head});
+            copy_chunks(tile, next.caches.key_cache, next.keys());
+            copy_chunks(tile + kTileBytes, next.caches.value_cache, next.values());
             arrive_after_copies(barriers + to);
         }
-        position += kTeam;
-        fetch();
+        next.advance();
     }
 
     __device__ void copy_run(unsigned char* tile, const Scalar* cache, const KvHead& head, Barrier* barrier) {
-        const int run = lane % 16, tokens = run < kRuns ? min(kRun, tile_tokens() - run * kRun) : 0;
+        const int run = lane % 16, tokens = run < kRuns ? min(kRun, next.tokens - run * kRun) : 0;
         if (tokens <= 0) return;
-        const Scalar* from = cache + head.row(block, (tile_token() + run * kRun) % kBlockSize);
+        const Scalar* from = cache + head.row(next.block, (next.first_token() + run * kRun) % kBlockSize);
         copy_bulk(tile + run * kRun * kPitch, from, tokens * kRowBytes, barrier);
     }
 
     __device__ void copy_chunks(unsigned char* tile, const Scalar* cache, const KvHead& head) {
-        const int tokens = tile_tokens(), first_slot = tile_token() % kBlockSize;
-        const Scalar* first_row = cache + head.row(block, first_slot);    // where one block holds them all
+        const int first_slot = next.first_token() % kBlockSize;
+        const Scalar* first_row = cache + head.row(next.block, first_slot);    // where one block holds them all
 #pragma unroll
         for (int begin = 0; begin < kTile * kChunks; begin += 32) {
             const int i = begin + lane, row = i / kChunks, chunk = i % kChunks;
             const Scalar* from = first_row + row * head.row_stride();
             if constexpr (!kOneBlock) {
-                const int its_block = __shfl_sync(0xffffffffu, block, row % kTile);
+                const int its_block = __shfl_sync(0xffffffffu, next.block, row % kTile);
                 from = cache + head.row(its_block, (first_slot + row) % kBlockSize);
             }
-            if (row < tokens) copy_chunk(tile + row * kPitch + chunk * 16, from + chunk * (16 / sizeof(Scalar)));
+            if (row < next.tokens) copy_chunk(tile + row * kPitch + chunk * 16, from + chunk * (16 / sizeof(Scalar)));
         }
     }
 };

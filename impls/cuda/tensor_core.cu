@@ -20,11 +20,9 @@
 // Sums         in float; weights are rounded to Scalar for the second product.
 
 #include "accumulator.cuh"
-#include "mbarrier.cuh"
 #include "partials.cuh"
-#include "ring.cuh"
 
-static_assert(kRingBytes + sizeof(Partials) == PA_WARP_BYTES, "PA_WARP_BYTES must be what a warp takes of shared memory");
+static_assert(kWarpBytes + sizeof(Partials) == PA_WARP_BYTES, "PA_WARP_BYTES must be what a warp takes of shared memory");
 
 // Merge and write, or leave for a later team, what the team's warps hold of a segment.
 __device__ __forceinline__ void finish(
@@ -72,15 +70,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
     float scale, float4* sums, float2* stats, unsigned* arrived, int lanes) {
     extern __shared__ __align__(128) unsigned char memory[];    // rings, partials, sequences; sized by tensor_core.py
-    __shared__ Barrier barriers[kWarps][kStages];
-    Partials* all_partials = reinterpret_cast<Partials*>(memory + kWarps * kRingBytes);
+    Partials* all_partials = reinterpret_cast<Partials*>(memory + kWarps * kWarpBytes);
     Sequence* sequences = reinterpret_cast<Sequence*>(all_partials + kWarps);
 
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    if (lane == 0) {
-        for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
-        publish_barriers();
-    }
+    Tiles::prepare(warp, lane);
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_heads_kv = num_kv_heads * kParts;
@@ -90,9 +84,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         const int end = shares.begin(column + 1), begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
         int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th
-        Ring ring(
+        Tiles tiles(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
-            shares, segment, position, end, memory + warp * kRingBytes, barriers[warp], lane);
+            shares, segment, position, end, memory, warp, lane);
         const Workspace workspace = {sums, stats, arrived};
         while (true) {
             const int heads = segment.round * lanes + lane_of_heads;    // which part of which KV head
@@ -103,8 +97,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
             Accumulator mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
             for (; position < segment.end; position += kTeam) {
                 const int first_token = (position - segment.first) * kTile;
-                mine.add(ring.wait(), first_token, num_tokens - first_token);
-                ring.refill();
+                mine.add(tiles, first_token, num_tokens - first_token);
             }
             mine.leave(all_partials[warp]);
             finish(

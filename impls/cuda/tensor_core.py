@@ -25,6 +25,11 @@ MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half 
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
+REGISTERS = 65536    # of an SM
+OTHER_REGISTERS = 56  # of a thread, besides operands and sums
+
+#: ways of `copy` that bring a tile to registers, without a ring
+LOADS = ("load", "load_once")
 
 #: and sums, stats, arrived | lanes
 TENSOR_CORE_SIGNATURE = SIGNATURE + "PPPi"
@@ -36,9 +41,10 @@ class Teams:
 
     heads     query heads of a warp; `parts` warps, of different teams, share a larger group
     warps     of a CTA, of which there is one an SM
-    stages    of a warp's ring, each a tile of K and V
-    team      warps that share a segment of a sequence: 1, or 2, 4, ... up to `warps`
-    copy      how a warp's tiles come: "bulk" copies of whole runs, or 16 bytes a lane, "async"
+    stages    of a warp's ring, each a tile of K and V; 0 without one
+    team      warps that share a segment of a sequence: a divisor of `warps`
+    copy      how a warp's tiles come: to its ring by "bulk" copies of whole runs, or 16 bytes a lane, "async"; to registers by
+              "load", or by "load_once", which leaves L2 first
     """
 
     heads: int
@@ -49,19 +55,17 @@ class Teams:
     copy: str
 
     def macros(self) -> dict[str, str | int]:
-        """The macros of shares.cuh, partials.cuh and ring.cuh."""
-        return {
-            "PA_HEADS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
-            "PA_COPY": self.copy.upper(),
-        }
+        """The macros of shares.cuh, accumulator.cuh, and ring.cuh or fragments.cuh."""
+        tiles = {"PA_TILES": "<fragments.cuh>"} if self.copy in LOADS else {"PA_TILES": "<ring.cuh>", "PA_STAGES": self.stages}
+        return {"PA_HEADS": self.heads, "PA_WARPS": self.warps, "PA_TEAM": self.team, "PA_COPY": self.copy.upper(), **tiles}
 
 
 def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, shared_limit: int) -> Teams:
     """Choose for `spec` on a GPU of `num_sms`, whose CTAs get `shared_limit` bytes.
 
-    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Bulk copies need
-    runs of some length, which only a swizzled cache has: rows of others are padded one by one. Raises Unsupported where
-    nothing fits, or the team does not divide the warps.
+    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8, or, without rings,
+    as registers allow. Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one
+    by one. Raises Unsupported where nothing fits, the team does not divide the warps, or `copy` cannot read the layout.
     """
     params = {"team": 0, "warps": 0, "stages": 2, "copy": "planned", **spec.params}
     parts = count_parts(shape)
@@ -69,17 +73,25 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, shared_limit: in
     copy = params["copy"]
     if copy == "planned":
         copy = "bulk" if shape.layout == HND_SWIZZLED.name else "async"
+    stages = params["stages"]
+    if copy in LOADS:
+        if shape.layout == HND_SWIZZLED.name:
+            raise Unsupported(f"copy={copy} must have the chunks of a row in order (got {HND_SWIZZLED.name})")
+        if stages != 2:
+            raise Unsupported(f"copy={copy} has no ring: stages must be left at 2 (got {stages})")
+        stages = 0
+    most = warps_of_registers(shape, heads) if copy in LOADS else 8
     fitting = [
-        warps for warps in ([params["warps"]] if params["warps"] else [8, 4, 2, 1])
-        if shared_bytes(shape, heads, warps, params["stages"], spec.max_num_seqs) <= shared_limit - STATIC_BYTES
+        warps for warps in ([params["warps"]] if params["warps"] else [most, 8, 4, 2, 1])
+        if shared_bytes(shape, heads, warps, stages, spec.max_num_seqs) <= shared_limit - STATIC_BYTES
     ]
     if not fitting:
-        least = shared_bytes(shape, heads, params["warps"] or 1, params["stages"], spec.max_num_seqs)
+        least = shared_bytes(shape, heads, params["warps"] or 1, stages, spec.max_num_seqs)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
     team = params["team"] or choose_team(spec, parts, num_sms * fitting[0], fitting[0])
     if team > fitting[0] or fitting[0] % team:
         raise Unsupported(f"team must divide the {fitting[0]} warps of a CTA (got {team})")
-    return Teams(heads=heads, parts=parts, warps=fitting[0], stages=params["stages"], team=team, copy=copy)
+    return Teams(heads=heads, parts=parts, warps=fitting[0], stages=stages, team=team, copy=copy)
 
 
 def count_parts(shape: Shape) -> int:
@@ -88,14 +100,22 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """All warps of a CTA, up to `most`, where shares are short, else half of them; both as measured, docs/kernels.md.
+    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md.
 
     The pool bounds how much there is in all: in a small one, few sequences are long.
     """
     longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
     tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
     share = tiles * spec.num_kv_heads * parts / num_warps
-    return max(most // 2, 1) if share >= LONG_SHARE else most
+    return max(min(most // 2, 4), 1) if share >= LONG_SHARE else most
+
+
+def warps_of_registers(shape: Shape, heads: int) -> int:
+    """How many warps a CTA of fragments.cuh takes: 16, 12 or 8, as many as registers hold with their operands and sums."""
+    chunks, columns = shape.head_dim // 8, math.ceil(heads / 8)
+    keys, values = 4 * math.ceil(chunks / 4), 8 * math.ceil(chunks / 8)  # registers of half a tile
+    held = 2 * (keys + values) + columns * (keys + 2 * values)
+    return max((warps for warps in (16, 12) if held + OTHER_REGISTERS <= REGISTERS // (32 * warps) // 8 * 8), default=8)
 
 
 def count_lanes(num_teams: int, num_heads: int) -> int:
@@ -159,12 +179,10 @@ def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
 
 
 def builds(arch: str) -> list[Build]:
-    """Builds that stand for all, at most 256 sequences; bulk copies begin with sm_90."""
-    if arch == "sm_80":
-        return []
+    """Builds that stand for all, at most 256 sequences; rings begin with sm_90."""
     swizzled = HND_SWIZZLED.name
     warps = 8 if SHARED_LIMIT[arch] > 200 * 1024 else 2  # where a CTA gets less, as many as fit every shape
-    listed = (
+    rings = (
         (Shape(layout=swizzled), warps, 1, "bulk"),
         (Shape(layout=swizzled, group=8), warps, warps, "bulk"),
         (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), warps, 2, "bulk"),
@@ -174,17 +192,21 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), warps, 1, "bulk"),
         (Shape(group=16, head_dim=256), warps // 2, warps // 2, "async"),
     )
-    return [
-        build(
-            shape,
-            Teams(
-                heads=math.ceil(shape.group / count_parts(shape)), parts=count_parts(shape), warps=warps, stages=2, team=team,
-                copy=copy,
-            ),
-            256,
-        )
-        for shape, warps, team, copy in listed
-    ]
+    loads = (
+        (Shape(), 12, 4, "load"),
+        (Shape(layout="NHD", group=8), 12, 12, "load_once"),
+        (Shape(layout="NHD", group=16), 8, 4, "load"),
+        (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load"),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 12, 4, "load"),
+        (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load"),
+    )
+
+    def built(shape: Shape, warps: int, team: int, copy: str) -> Build:
+        parts, stages = count_parts(shape), 0 if copy in LOADS else 2
+        heads = math.ceil(shape.group / parts)
+        return build(shape, Teams(heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy), 256)
+
+    return [built(*one) for one in (loads if arch == "sm_80" else rings + loads)]
 
 
 prepare = TensorCore

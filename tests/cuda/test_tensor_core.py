@@ -95,34 +95,50 @@ def test_bulk_copies_are_for_swizzled_caches():
     assert plan(dataclasses.replace(SPEC, layout=HND, params={"copy": "bulk"})).copy == "bulk"
 
 
+@pytest.mark.parametrize(
+    ("group", "head_dim", "warps"),
+    [(8, 64, 16), (16, 64, 12), (4, 128, 12), (8, 128, 12), (9, 128, 8), (7, 80, 12), (8, 192, 8), (8, 256, 8), (71, 128, 8)],
+)
+def test_loads_take_as_many_warps_as_registers_allow(group, head_dim, warps):
+    """There is no ring, so shared memory holds partials and sequences only, also where a CTA gets least of it."""
+    spec = spec_of(256, 1024, head_dim=head_dim, num_q_heads=group, num_kv_heads=1, layout=HND, params={"copy": "load"})
+
+    for limit in SHARED_LIMIT.values():
+        assert plan(spec, limit).warps == warps
+    assert plan(spec).stages == 0
+
+
 @pytest.mark.parametrize("name", sorted(IMPL.params))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, or with half the warps, makes a kernel of its own."""
+    """Each value of each parameter, the others at their defaults, with 4 warps, or by loads, makes a kernel of its own."""
     chosen = set()
     for value in IMPL.params[name]:
-        for warps in (0, 4):
-            params = IMPL.resolve_params({"warps": warps} | {name: value})
+        for others in ({}, {"warps": 4}, {"copy": "load"}):
+            params = IMPL.resolve_params(others | {name: value})
             try:
-                chosen.add((value, getattr(plan(dataclasses.replace(SPEC, params=params)), name)))
+                chosen.add((value, getattr(plan(dataclasses.replace(SPEC, layout=HND, params=params)), name)))
             except Unsupported:
                 continue
 
     assert {value for value, _ in chosen} == set(IMPL.params[name])
-    assert {got for value, got in chosen if value not in (0, "planned")} == set(IMPL.params[name]) - {0, "planned"}
+    got_asked = {got for value, got in chosen if value not in (0, "planned")}
+    assert got_asked - {0} == set(IMPL.params[name]) - {0, "planned"}  # no stages are loads
 
 
 @pytest.mark.parametrize(
-    ("params", "rule"),
+    ("layout", "params", "rule"),
     [
-        ({"team": 8, "warps": 4}, r"team must divide the 4 warps of a CTA \(got 8\)"),
-        ({"warps": 8, "stages": 4}, "shared memory must hold .* set fewer stages"),
+        (HND_SWIZZLED, {"team": 8, "warps": 4}, r"team must divide the 4 warps of a CTA \(got 8\)"),
+        (HND_SWIZZLED, {"warps": 8, "stages": 4}, "shared memory must hold .* set fewer stages"),
+        (HND_SWIZZLED, {"copy": "load"}, r"copy=load must have the chunks of a row in order \(got HND_SWIZZLED\)"),
+        (HND, {"copy": "load_once", "stages": 3}, r"copy=load_once has no ring: stages must be left at 2 \(got 3\)"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(params, rule):
+def test_what_does_not_fit_is_refused(layout, params, rule):
     """With the numbers."""
     with pytest.raises(Unsupported, match=rule):
-        plan(dataclasses.replace(SPEC, params=params))
+        plan(dataclasses.replace(SPEC, layout=layout, params=params))
 
 
 def test_many_sequences_take_room_from_rings():
