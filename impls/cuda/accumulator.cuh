@@ -1,7 +1,7 @@
 // accumulator.cuh -- a warp's attention of kHeads query heads, in registers, a tile of K and V at a time.
 //
 // Scores, weights and sums are transposed: heads are the columns of the MMA. A lane holds heads 2 * (lane % 4) and the next of
-// each 8, of tokens (or elements) lane / 4 and 8 further on.
+// each 8, of rows lane / 4 and 8 further on: of scores these are tokens, of sums elements, in an order that the tiles set.
 #pragma once
 
 #include "partials.cuh"
@@ -37,18 +37,21 @@ struct Accumulator {
     // Attend to the next of `tiles`, whose first token is `first_token`; `left` of its tokens exist, at least one.
     __device__ void add(Tiles& tiles, int first_token, int left) {
         tiles.wait(first_token, left);
-        float scores[kColumns][4] = {};
+        float scores[kColumns][kScoreSums][4] = {};
 #pragma unroll
         for (int step = 0; step < kKeySteps; ++step) {
             unsigned a[4];
             tiles.key(a, step);
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) multiply_add(scores[c], a, query[c][step]);
+            for (int c = 0; c < kColumns; ++c) multiply_add(scores[c][Tiles::score_sum(step)], a, query[c][step]);
         }
         tiles.keys_are_read();
         unsigned weights[kColumns][2];    // B of the second product
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) to_weights(c, scores[c], weights[c], left);
+        for (int c = 0; c < kColumns; ++c) {
+            Tiles::join(scores[c]);
+            to_weights(c, scores[c][0], weights[c], left);
+        }
 #pragma unroll
         for (int step = 0; step < kValueSteps; ++step) {
             unsigned a[4];

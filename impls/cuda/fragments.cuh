@@ -1,14 +1,16 @@
 // fragments.cuh -- a warp's tiles of K and V without shared memory: 16-byte loads whose registers are operands of the MMA as they
-// come. The tile after the one in hand is on its way: its K takes the registers of this one's when scores are done, its V those
-// of V when sums are.
+// come. One tile is ahead: its K is loaded to the registers of this one's when scores are done, its V when sums are.
 //
-//   K    lane l loads chunks 4s + l % 4 of tokens l / 4 and 8 further on, 64 bytes of eight rows at a time. The MMA's elements
-//        2 (l % 4) and the next, and those 8 further on, of steps 2s and 2s + 1, are the chunk's four words: elements of a score may
-//        be added in any order, as long as the query's come in the same.
-//   V    lane l loads chunks 8i + l / 4 of tokens 2 (l % 4) and the next, and of those 8 further on, 128 bytes of four rows at a
-//        time. Halves of two tokens' words make a register; rows l / 4 and l / 4 + 8 of step 4i + w are the elements of word w.
+// Both come by whole lines of 128 bytes, four rows at a time. Lane l loads, of each line,
 //
-// Where a row ends inside such a group of chunks, lanes without one hold zeros.
+//   V    chunk l / 4 of tokens 2 (l % 4) + 0, 1, 8, 9. Halves of two tokens' words make a register of operand A: of step 4i + w,
+//        rows l / 4 and 8 further on are the two elements of word w of the chunk in line i.
+//   K    chunk l % 8 of tokens 2 (l / 8) + 0, 8, and chunk l % 8 ^ 4 of + 1, 9. A chunk's words are a row's elements in two
+//        steps: elements of a score may be added in any order, as long as the query's come in the same. Row r is token r in the
+//        steps of chunks 0 to 3; in those of chunks 4 to 7, which its lanes hold of the neighbour, it is token r ^ 1. The two
+//        are summed apart, and joined across lanes.
+//
+// Where a row ends inside a line, lanes without a chunk hold zeros.
 #pragma once
 
 #include "cursor.cuh"
@@ -20,10 +22,10 @@ constexpr Copy kCopy = PA_COPY;
 
 constexpr int kWarpBytes = 0;                              // of shared memory
 constexpr int kChunks = kHeadDim * sizeof(Scalar) / 16;    // of a row
-constexpr int kKeyLoads = (kChunks + 3) / 4;               // of a token
-constexpr int kValueLoads = (kChunks + 7) / 8;
-constexpr int kKeySteps = 2 * kKeyLoads, kValueSteps = 4 * kValueLoads;    // MMA tiles of a tile
-constexpr int kAtOnce = 8;                       // partials read at a time: registers hold the next tile
+constexpr int kLines = (kChunks + 7) / 8;                  // of a row, the last one perhaps not whole
+constexpr int kKeySteps = (kChunks + 3) / 4 * 2, kValueSteps = 4 * kLines;    // MMA tiles of a tile
+constexpr int kScoreSums = 2;                              // that make a score
+constexpr int kAtOnce = kWarps > 12 ? 4 : 8;               // partials read at a time: registers hold the next tile
 static_assert(kLayout != HND_SWIZZLED, "PA_LAYOUT must keep the chunks of a row in order");
 
 // Load 16 bytes past L1 if `wanted`, or leave `to` alone. Volatile, so that a load stays where it was issued. L2 is asked for
@@ -49,6 +51,13 @@ __device__ __forceinline__ void load_chunk(unsigned (&to)[4], const uint4* from,
 // Volatile, so that a branch around it stays one: a tile where no token is missing would else select each register.
 __device__ __forceinline__ void clear(unsigned& x) { asm volatile("mov.u32 %0, 0;" : "=r"(x)); }
 
+// A number whose value the compiler cannot know: what follows from it is worked out here, and not before a loop around, from
+// where registers would hold it all.
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Rows of the cursor's tile, from token `token` on.
 struct Rows {
     const Cursor& cursor;
@@ -67,7 +76,7 @@ struct Rows {
     }
 
     __device__ int slot(int token) const { return (cursor.first_token() + token) % kBlockSize; }
-    __device__ long long pitch() const { return head.row_stride() / (16 / sizeof(Scalar)); }
+    __device__ unsigned pitch() const { return static_cast<unsigned>(head.row_stride()) / (16 / sizeof(Scalar)); }
     __device__ const uint4* at(int block, int slot) const {
         return reinterpret_cast<const uint4*>(cache + head.row(block, slot));
     }
@@ -77,8 +86,8 @@ struct Tiles {
     const int lane;
 
     Cursor next;            // to be loaded
-    unsigned keys[2][kKeyLoads][4] = {};
-    unsigned values[4][kValueLoads][4] = {};
+    unsigned keys[4][kLines][4] = {};
+    unsigned values[4][kLines][4] = {};
 
     __device__ static void prepare(int, int) {}
 
@@ -94,12 +103,22 @@ struct Tiles {
 
     // K as operand A, and the query's elements that belong to it: word `half` of a lane's two.
     __device__ void key(unsigned (&a)[4], int step) const {
-        const int word = step % 2 * 2;
-        a[0] = keys[0][step / 2][word], a[1] = keys[1][step / 2][word];
-        a[2] = keys[0][step / 2][word + 1], a[3] = keys[1][step / 2][word + 1];
+        const bool is_even = lane / 4 % 2 == score_sum(step);    // the token, of the lane's two, whose chunk belongs here
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int even = i % 2 * 2, word = step % 2 * 2 + i / 2;
+            a[i] = is_even ? keys[even][step / 4][word] : keys[even + 1][step / 4][word];
+        }
     }
     __device__ static int query_word(int step, int half, int lane) {
         return (step / 2 * 4 + lane % 4) * 4 + step % 2 * 2 + half;
+    }
+
+    // Which of a score's sums a step adds to, and the score in place of the first.
+    __device__ static int score_sum(int step) { return step / 2 % 2; }
+    __device__ static void join(float (&scores)[kScoreSums][4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[0][i] += __shfl_xor_sync(0xffffffffu, scores[1][i], 4);
     }
 
     // V, transposed, as operand A.
@@ -125,39 +144,34 @@ struct Tiles {
 
     // Load K of the next tile. Rows of tokens that are not there keep what they hold: their scores are not used.
     __device__ void keys_are_read() {
-        const int token = lane / 4, chunk = lane % 4;
-        const Rows rows(next, next.caches.key_cache, next.keys(), token);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint4* from = rows.further(i * 8) + chunk;
-#pragma unroll
-            for (int load = 0; load < kKeyLoads; ++load) {
-                const bool exists = kChunks % 4 == 0 || load * 4 + chunk < kChunks;
-                load_chunk(keys[i][load], from + load * 4, token + i * 8 < next.tokens && exists);
-            }
-        }
+        const int me = opaque(lane), chunk = me % 8;
+        load(keys, next.caches.key_cache, next.keys(), me / 8 * 2, chunk, chunk ^ 4);
     }
 
     // Load V of the next tile, and go on to the one after. Tokens that are not there have zeros, since 0 * NaN is NaN.
     __device__ void values_are_read() {
-        const int token = lane % 4 * 2, chunk = lane / 4;
-        const Rows rows(next, next.caches.value_cache, next.values(), token);
-        if (next.tokens < kTile) clear_values();
+        if (next.tokens < kTile) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int offset = i % 2 + i / 2 * 8;
-            const uint4* from = rows.further(offset) + chunk;
-#pragma unroll
-            for (int load = 0; load < kValueLoads; ++load) {
-                const bool exists = kChunks % 8 == 0 || load * 8 + chunk < kChunks;
-                load_chunk(values[i][load], from + load * 8, token + offset < next.tokens && exists);
-            }
+            for (int i = 0; i < 4 * kLines * 4; ++i) clear(values[i / 4 / kLines][i / 4 % kLines][i % 4]);
         }
+        const int me = opaque(lane);
+        load(values, next.caches.value_cache, next.values(), me % 4 * 2, me / 4, me / 4);
         next.advance();
     }
 
-    __device__ void clear_values() {
+    // Load chunks `even` of each eight of tokens `token` and token + 8, and chunks `odd` of token + 1 and + 9.
+    __device__ void load(
+        unsigned (&to)[4][kLines][4], const Scalar* cache, const KvHead& head, int token, int even, int odd) const {
+        const Rows rows(next, cache, head, token);
 #pragma unroll
-        for (int i = 0; i < 4 * kValueLoads * 4; ++i) clear(values[i / 4 / kValueLoads][i / 4 % kValueLoads][i % 4]);
+        for (int i = 0; i < 4; ++i) {
+            const int further = i % 2 + i / 2 * 8, chunk = i % 2 == 0 ? even : odd;
+            const uint4* from = rows.further(further) + chunk;
+#pragma unroll
+            for (int l = 0; l < kLines; ++l) {
+                const bool exists = kChunks % 8 == 0 || l * 8 + chunk < kChunks;
+                load_chunk(to[i][l], from + l * 8, token + further < next.tokens && exists);
+            }
+        }
     }
 };

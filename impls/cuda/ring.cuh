@@ -29,8 +29,9 @@ constexpr int kWarpBytes = kStages * 2 * kTileBytes;              // of shared m
 constexpr int kChunks = kRowBytes / 16;                           // of a row
 constexpr int kWholeChunks = kRowBytes / 128 * 8;                 // that are swizzled, in groups of eight
 constexpr int kArrivals = kCopy == BULK ? 1 : 32;                 // at a stage's barrier, besides the bytes
-constexpr int kKeySteps = kHeadDim / 16, kValueSteps = kHeadDim / 16;    // MMA tiles of a tile
-constexpr int kAtOnce = 16;           // partials read at a time
+constexpr int kKeySteps = kHeadDim / 16, kValueSteps = kKeySteps;    // MMA tiles of a tile
+constexpr int kScoreSums = 1;                                     // that make a score
+constexpr int kAtOnce = 16;                                       // partials read at a time
 static_assert(kRuns <= 16, "a lane copies one run");
 
 __shared__ Barrier all_barriers[kWarps][kStages];
@@ -88,6 +89,11 @@ struct Tiles {
     __device__ void key(unsigned (&a)[4], int step) const { load_matrices(a, keys.chunk(step, lane / 16)); }
     __device__ static int query_word(int step, int half, int lane) { return step * 8 + half * 4 + lane % 4; }
 
+
+    // Which of a score's sums a step adds to, and the score in place of the first.
+    __device__ static int score_sum(int) { return 0; }
+    __device__ static void join(float (&)[kScoreSums][4]) {}
+
     // V, transposed, as operand A. Slots without a token may hold anything, and 0 * NaN is NaN.
     __device__ void value(unsigned (&a)[4], int step) const {
         load_transposed(a, values.chunk(step, lane / 8 % 2));
@@ -103,7 +109,7 @@ struct Tiles {
         }
     }
 
-    __device__ void keys_are_read() {}
+    __device__ void keys_are_read() {}    // the stage holds V, too
 
     // Give the stage back, which all lanes have read, for a tile to come.
     __device__ void values_are_read() {

@@ -1,4 +1,5 @@
-// tensor_core.cu -- paged decode attention on tensor cores: persistent CTAs, equal shares, one launch. sm_90 and newer.
+// tensor_core.cu -- paged decode attention on tensor cores: persistent CTAs, equal shares, one launch. sm_90 and newer, by fragments.cuh
+// sm_80 and newer.
 //
 //   out[i,h,:] = sum_t softmax_t(scale * query[i,h,:] . key[t,g,:]) * value[t,g,:],   g = h / kGroup
 //
@@ -12,11 +13,12 @@
 //   sums, stats, arrived    the workspace of partials.cuh
 // Work         a CTA an SM, block kWarps * 32 threads; how they share it is in shares.cuh
 //   team           kTeam warps, the same heads of one share, merged in partials.cuh
-//   warp           its own ring of kStages stages, each a tile of K and V, filled by copies that it issues itself: ring.cuh
+//   warp           tiles of its own: by a ring of stages in shared memory, filled by copies that it issues itself, ring.cuh; or
+//                  by loads straight to registers, fragments.cuh
 //   tile           scores^T = K query^T, then sums^T += V^T weights^T: tokens and elements are the 16 rows of the MMA and
 //                  heads its 8 columns, so that a group of up to 8 leaves no half of a tile empty
 // Reads        no table entry past the last block, no slot past seq_lens[s]; K and V once for kHeads query heads.
-// Hides        the block id of a tile is fetched one fill ahead, a tile's bytes kStages tiles ahead, also across segments.
+// Hides        a tile's bytes are fetched kStages tiles (by loads: one) ahead, its block id one more, also across segments.
 // Sums         in float; weights are rounded to Scalar for the second product.
 
 #include "accumulator.cuh"

@@ -26,7 +26,7 @@ LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two t
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 REGISTERS = 65536    # of an SM
-OTHER_REGISTERS = 56  # of a thread, besides operands and sums
+MORE_REGISTERS = 56, 72  # of a thread, besides operands and sums; where a tile's rows lie in several blocks
 
 #: ways of `copy` that bring a tile to registers, without a ring
 LOADS = ("load", "load_once")
@@ -113,9 +113,10 @@ def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> i
 def warps_of_registers(shape: Shape, heads: int) -> int:
     """How many warps a CTA of fragments.cuh takes: 16, 12 or 8, as many as registers hold with their operands and sums."""
     chunks, columns = shape.head_dim // 8, math.ceil(heads / 8)
-    keys, values = 4 * math.ceil(chunks / 4), 8 * math.ceil(chunks / 8)  # registers of half a tile
-    held = 2 * (keys + values) + columns * (keys + 2 * values)
-    return max((warps for warps in (16, 12) if held + OTHER_REGISTERS <= REGISTERS // (32 * warps) // 8 * 8), default=8)
+    half = 8 * math.ceil(chunks / 8)  # registers, of a tile's K and of its V
+    held = 4 * half + columns * 3 * half
+    more = MORE_REGISTERS[shape.block_size % TILE != 0]
+    return max((warps for warps in (16, 12) if held + more <= REGISTERS // (32 * warps) // 8 * 8), default=8)
 
 
 def count_lanes(num_teams: int, num_heads: int) -> int:
@@ -197,7 +198,7 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout="NHD", group=8), 12, 12, "load_once"),
         (Shape(layout="NHD", group=16), 8, 4, "load"),
         (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load"),
-        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 12, 4, "load"),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 8, 4, "load"),
         (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load"),
     )
 
