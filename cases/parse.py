@@ -112,10 +112,19 @@ def load_case_file(path: str) -> tuple[Case, ...]:
     return tuple(cases.values())
 
 
+def _each_once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; the reader alone would keep the last of two values and drop the other."""
+    names = [name for name, _ in fields]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is given twice in one object")
+    return dict(fields)
+
+
 def _read(path: str) -> list[Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.endswith(".toml") else json.loads(text)
+        data = tomllib.loads(text) if path.endswith(".toml") else json.loads(text, object_pairs_hook=_each_once)
     except OSError as error:
         raise UsageError(f"--case-file {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

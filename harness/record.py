@@ -150,7 +150,9 @@ _LARGEST = 1e300
 _DEEPEST = 50
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {"host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j"}
-_MAPPINGS = {"shape", "unit", "toolchain", "params", "check", "memory", "nvml", "ledger"}
+_MAPPINGS = {"shape", "params", "check", "memory", "nvml"}
+#: mappings of names to texts
+_FACTS = {"unit", "toolchain"}
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -164,6 +166,10 @@ def _typed(name: str, value: Any) -> Any:
         )
     if name in _TEXTS:
         return _checked(name, value, str)
+    if name in _FACTS:
+        return _checked(name, value, dict, isinstance(value, dict) and all(isinstance(fact, str) for fact in value.values()))
+    if name == "ledger":
+        return {topic: _text(remark) for topic, remark in _checked(name, value, dict).items()}
     if name in _MAPPINGS:
         return _checked(name, value, dict)
     if value is not None and name in _OPTIONAL_TEXTS:
@@ -177,6 +183,11 @@ def _checked(name: str, value: Any, of: Any, also: bool = True) -> Any:
     if not isinstance(value, of) or not also:
         raise RecordError(f"{name} has the wrong type (got {type(value).__name__})")
     return value
+
+
+def _text(remark: Any) -> str:
+    """A remark of a ledger; whatever else an implementation left there, as JSON."""
+    return remark if isinstance(remark, str) else json.dumps(remark)
 
 
 def _samples(name: str, value: Any) -> Samples | None:

@@ -191,6 +191,7 @@ class Impl:
             (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),
             (set(self.claims) <= set(RELATIONS), f"claims must name relations: {', '.join(RELATIONS)}", dict(self.claims)),
             (set(self.claims.values()) <= {"bitwise", "tolerance"}, "claims are 'bitwise' or 'tolerance'", dict(self.claims)),
+            (_are_numbers(self.max_work), "max_work must give numbers by device kind", self.max_work),
             (_are_params(self.params), "params must name tuples of numbers or words, the default first", self.params),
         )
         for holds, rule, got in rules:
@@ -227,6 +228,12 @@ class Impl:
 
 def _is_tuple_of(value: object, *kinds: type) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(item, kinds) for item in value)
+
+
+def _are_numbers(values: object) -> bool:
+    return isinstance(values, Mapping) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()
+    )
 
 
 def _are_params(params: object) -> bool:

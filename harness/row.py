@@ -20,7 +20,7 @@ from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
 from harness.tamper import Untouched
-from harness.trial import Breach, Trial, lend
+from harness.trial import Breach, Trial, lend, remarks
 from harness.words import message, of_error, shortened
 
 Stage = Callable[[], Staged]
@@ -155,7 +155,7 @@ class Row:
                 "inputs": self._rotation(self.timer.num_sets),
                 "plan": "outside, once for all sets; its time is plan_s",
                 "layout": "converted outside",
-                **self.prepared.ledger,
+                **remarks(self.prepared.ledger),
                 **self.fields.get("ledger", {}),
             }
             why = self.trial.damage(staged)

@@ -47,6 +47,11 @@ def require_prepared(prepared: Any) -> None:
         raise Breach(f"kernels must be a sequence of mappings (got {of_value(kernels)})")
 
 
+def remarks(ledger: Mapping[Any, Any]) -> dict[str, str]:
+    """The implementation's ledger as texts, whatever it put there."""
+    return {str(topic): remark if isinstance(remark, str) else of_value(remark) for topic, remark in ledger.items()}
+
+
 def lend(arguments: Iterable[Any]) -> tuple[Any, ...]:
     """The same memory under tensors of their own: one that a launch resizes is not the next row's."""
     return tuple(part.detach() if isinstance(part, torch.Tensor) else lend(part) for part in arguments)

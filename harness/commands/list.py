@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.commands.selection import add_selection, cases_of, entries_of, registry_of
+from harness.names import UsageError
 from harness.registry import Impl
 from harness.rooms import load_room
+from harness.words import printable
+
+#: the options that choose rows, none of which a kernel's builds know
+CHOICES = ("impl", "impl_file", "layouts", "case", "suite", "case_file", "shape")
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -24,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Print implementations and suites; cases too where some are chosen."""
     if arguments.resources:
+        given = [name for name in CHOICES if getattr(arguments, name)]
+        if given:
+            option = "--" + given[0].replace("_", "-")
+            raise UsageError(f"--resources shows every kernel of this repository; leave {option} out")
         return _resources(arguments)
     registry = registry_of(arguments)
     entries = entries_of(arguments, registry, roles=("implementation", "control", "reader"))
@@ -74,7 +83,7 @@ def _work(case: Any) -> str:
 
 def _print(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> None:
     """A plain table; tabulate would cost a tenth of a second to import."""
-    texts = [list(map(str, row)) for row in [headers, *rows]]
+    texts = [[printable(cell) for cell in row] for row in [headers, *rows]]  # a note is its author's
     widths = [max(len(row[column]) for row in texts) for column in range(len(headers))]
     for row in texts:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

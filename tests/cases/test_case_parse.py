@@ -98,6 +98,7 @@ def test_a_case_file_holds_cases_of_every_operator(tmp_path):
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
+        ('[{"name": "x", "head_dim": 64, "head_dim": 128}]', "head_dim is given twice in one object"),
         ("[]", "must hold a list of at least one case"),
         ('{"name": "x"}', r"must hold a list of at least one case \(got dict\)"),
         ("[3]", r"entry 1: must be an object of fields \(got int\)"),

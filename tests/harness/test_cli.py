@@ -106,6 +106,8 @@ def test_the_exit_code_tells_whether_ours_is_right(here, capsys, impls, words, c
         (("list", "--impl", "torch.gather[HDN]"), "no implementation matches 'torch.gather[HDN]'; did you mean torch.gather["),
         (("list", "--suite", "smok"), "no suite 'smok'; did you mean smoke"),
         (("list", "--case", "facts.zz"), "no case matches 'facts.zz'; did you mean facts."),
+        (("list", "--resources", "--impl", "cuda.*"), "--resources shows every kernel of this repository; leave --impl out"),
+        (("list", "--resources", "--impl-file", "toys.py"), "every kernel of this repository; leave --impl-file out"),
         (("list", "--layouts", "HDN"), "--layouts HDN: no such layout; there are: HND, NHD"),
         (("check", "--shape", "q=3,kv=2,d=8,lens=4"), "num_q_heads must be a multiple of num_kv_heads (got (3, 2))"),
         (("check", "--shape", "q=3"), "--shape q=3: lacks kv, d, lens"),
@@ -205,6 +207,28 @@ def test_a_disk_that_is_full_ends_the_run_in_one_line(here, capsys):
     assert len(lines) == 1
     assert lines[0].startswith("pagedbench: ")
     assert "other/" in lines[0]
+
+
+def test_a_note_that_steers_the_terminal_is_shown_without(here, capsys):
+    """A note is its author's: a colour or a line end in it changes nothing around it."""
+    tail = 'IMPLS = (toy("toy.right", note="a\\x1b[31m\\nb"),)\n'
+    (here / "toys.py").write_text(TOYS + tail, encoding="utf-8")
+    assert run("list", "--impl-file", "toys.py", "--impl", "toy.*") == 0
+
+    assert "a?[31m?b\n" in capsys.readouterr().out
+
+
+def test_a_remark_that_is_no_text_costs_no_report(here):
+    """A ledger may hold anything, and the report shows it; it was lost for all rows over one remark."""
+    (here / "toys.py").write_text(TOYS.replace("    from impls.torch_gather import prepare\n    return prepare(spec)", """\
+    from impls.torch_gather import prepare
+    prepared = prepare(spec)
+    prepared.ledger = {"casts": ["query", 1], "allocates": None}
+    return prepared"""), encoding="utf-8")
+    assert check("toy.right", command="run") == 0
+    (report,) = here.glob("results/runs/*/report.md")
+
+    assert "['query', 1]" in report.read_text(encoding="utf-8").replace("\\", "")
 
 
 def test_a_fault_of_the_harness_says_so(monkeypatch, capsys):

@@ -110,6 +110,10 @@ def test_a_name_taken_is_refused():
         ({"devices": "cpu"}, "devices must be of 'cpu', 'cuda'"),
         ({"devices": ("gpu",)}, "devices must be of 'cpu', 'cuda' (got ('gpu',))"),
         *(
+            ({"max_work": limit}, "max_work must give numbers by device kind")
+            for limit in ({"cpu": "1e9"}, {"cpu": None}, {"cpu": True}, 1e9)
+        ),
+        *(
             ({"params": params}, "params must name tuples of numbers or words, the default first")
             for params in ({"tile": ()}, {"tile": 16}, {"tile": (object(),)}, {"tile": "16"}, ["tile"], {3: (1,)})
         ),
