@@ -59,7 +59,8 @@ class _Plain:
         """An answer to be equal to `like`, or right by `truth`; both are the original's where they are not given."""
         quantises = self.subject.entry.impl.quantises | rounds
         known = truth or self.inputs.truth(0, quantises)
-        return Answer(pair, like or self.original, lambda: judge_attention(pair[0], pair[1], known, quantises))
+        lse = pair[1] if self.subject.entry.impl.lse else None
+        return Answer(pair, like or self.original, lambda: judge_attention(pair[0], lse, known, quantises))
 
     def require_blocks(self) -> None:
         if not self.subject.entry.layout.paged:
@@ -107,7 +108,7 @@ def same_addresses(subject: Subject) -> Iterator[Answer]:
     def judge() -> Verdict:
         for guarded, saved in zip(second.outputs(0), words, strict=True):
             guarded.words.copy_(saved)
-        return second.judge(0, subject.entry.impl.quantises)
+        return second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse)
 
     yield Answer(words, alone, judge)
 
@@ -179,6 +180,8 @@ def halves(subject: Subject) -> Iterator[Answer]:
     plain = _Plain(subject)
     plain.require_blocks()
     case, tables = plain.case, plain.step.host_block_tables
+    if not subject.entry.impl.lse:
+        raise NotRun("the entry gives no LSE to merge by")
     if case.max_q_len > 1:
         raise NotRun("halves are for decode: with several query tokens the mask would move")
     cut = [-(-count // 2) for count in case.blocks_per_seq]

@@ -151,6 +151,7 @@ class Impl:
     layouts      cache layouts it takes; each is measured as a row of its own
     devices      kinds of device it runs on: "cpu", "cuda"
     graph        whether `launch` can be captured in a CUDA graph
+    lse          whether `launch` writes lse; without, attention is judged by its output alone, and the ledger says so
     quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
     claims       relations, and whether they hold "bitwise" or within "tolerance", where that is not the default of RELATIONS
     params       tunable parameters: name -> values worth trying, the default first
@@ -168,6 +169,7 @@ class Impl:
     limits: Limits = Limits()
     devices: tuple[str, ...] = ("cpu", "cuda")
     graph: bool = True
+    lse: bool = True
     quantises: frozenset[str] = frozenset()
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)

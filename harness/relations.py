@@ -72,7 +72,7 @@ class Subject:
         begin = time.perf_counter()
         words = launched(trial, staged)
         launch_s = time.perf_counter() - begin
-        verdict = staged.judge(0, entry.impl.quantises)
+        verdict = staged.judge(0, entry.impl.quantises, entry.impl.lse)
         if not verdict.passed:
             raise Broken(str(verdict.reason))
         return cls(
@@ -86,7 +86,7 @@ class Subject:
         def judge() -> Verdict:
             for guarded, saved in zip(self.staged.outputs(0), words, strict=True):
                 guarded.words.copy_(saved)
-            return self.staged.judge(0, self.entry.impl.quantises)
+            return self.staged.judge(0, self.entry.impl.quantises, self.entry.impl.lse)
 
         return Answer(words, self.answer, judge)
 
@@ -154,7 +154,7 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
         trial.plan(staged.step)
         trial.launch(staged, 0)
     yield subject.again(outputs(trial, first))
-    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises))
+    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse))
 
 
 def graph(subject: Subject) -> Iterator[Answer]:

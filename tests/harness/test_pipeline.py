@@ -285,6 +285,20 @@ def test_what_is_right_is_timed():
     assert record.unit == {"name": "cpu"}
 
 
+def test_an_entry_without_lse_is_judged_by_its_output_alone():
+    """It is checked, related and timed as any other, the record says so, and a wrong output is as wrong as ever."""
+    options = dataclasses.replace(QUICK, relations="all")
+    wrong, right = measure(toy("forgets_lse", lse=False), toy("scaled", lse=False), options=options)
+
+    assert (right.status, right.reason) == ("ok", None)
+    assert right.ledger["lse"] == "not given: judged by the output alone"
+    assert right.check["relations"]["halves"] == "not run: the entry gives no LSE to merge by"
+    assert set(right.check["plain"]["ratios"]) == {"max", "l2"}
+    assert right.launch_s is not None
+    assert wrong.status == "wrong"
+    assert "outputs are outside tolerance" in wrong.reason
+
+
 def test_without_bench_nothing_is_timed():
     """`check` checks."""
     record = measure_one(toy("right"), options=Options(bench=False))
