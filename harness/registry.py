@@ -211,6 +211,10 @@ class Impl:
         """Return why this machine lacks what the entry needs, or None."""
         return load(self.available)(device_kind) if self.available else None
 
+    def is_absent_peer(self) -> bool:
+        """Whether it is another project's, by its name, and its library is not there; `doctor` says how to get it."""
+        return self.name.startswith("peer.") and self.why_missing(self.devices[0]) is not None
+
     def claim(self, relation: str) -> str:
         """Return how far the entry claims a relation to hold: "bitwise" or "tolerance"."""
         return self.claims.get(relation, RELATIONS[relation])
@@ -282,11 +286,12 @@ class Registry:
     def entries(self, patterns: Sequence[str] = (), roles: Sequence[str] = ("implementation",)) -> list[Entry]:
         """Rows whose `name` or `name[LAYOUT]` matches one of the globs; none given is all of `roles`.
 
-        A pattern that matches nothing raises UsageError with the nearest names. Naming an entry overrides `roles`.
+        A pattern that matches nothing raises UsageError with the nearest names. Naming an entry overrides `roles`. A peer
+        whose library is missing comes only when it is named.
         """
         rows = [Entry(impl, layout) for impl in self._impls.values() for layout in impl.layouts]
         if not patterns:
-            return [row for row in rows if row.impl.role in roles]
+            return [row for row in rows if row.impl.role in roles and not row.impl.is_absent_peer()]
         chosen: dict[str, Entry] = {}
         for pattern in patterns:
             found = [row for row in rows if matches(row.impl.name, pattern) or matches(str(row), pattern)]
