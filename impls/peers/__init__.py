@@ -80,6 +80,25 @@ PEERS: tuple[Impl, ...] = (
     )),
     _paged_attention(1, "vLLM's first kernel: one CTA a query head", {"products"}),
     *_with_lse(_paged_attention(2, "the same in partitions of 512 tokens", {"products", "partials"})),
+    _peer(
+        "vllm.unified", "vllm_unified:Unified", layouts=(NHD, KV_NHD), limits=Limits(dtypes=HALVES),
+        available="impls.peers.libraries:vllm", note="vLLM's Triton unified attention",
+    ),
+    *_with_lse(_peer(
+        "fa2", "fa2:FlashAttention2", layouts=(NHD, KV_NHD), graph=False, available="impls.peers.libraries:fa2",
+        limits=Limits(
+            dtypes=HALVES, head_dim_multiple=8, max_head_dim=256, block_sizes={256, 512, 1024}, max_q_len=1
+        ),
+        note="FlashAttention-2's flash_attn_with_kvcache",
+    )),
+    _peer(
+        "transformers.sdpa_paged", "transformers:Paged", layouts=(NHD,), devices=("cuda", "cpu"),
+        available="impls.peers.libraries:transformers", max_work={"cpu": 1e8}, note="SDPA over all tokens of the batch at once",
+    ),
+    _peer(
+        "transformers.eager_paged", "transformers:EagerPaged", layouts=(NHD,), devices=("cuda", "cpu"),
+        available="impls.peers.libraries:transformers", max_work={"cpu": 1e8}, note="the same by matrix products",
+    ),
     # cache_write
     _peer(
         "vllm.reshape_and_cache_flash", "vllm_kernels:CacheWrite", op="cache_write", layouts=(NHD, HND, KV_NHD), lse=True,

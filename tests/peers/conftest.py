@@ -27,7 +27,7 @@ CASES = {
         decode("own_scale", seq_lens=(40, 3), scale=0.3),
         decode("group_16", seq_lens=(19, 64), num_q_heads=32, num_kv_heads=2, dtype="f16"),
         decode("partitions", seq_lens=(1100, 513, 512, 3), num_q_heads=2, num_kv_heads=1, block_size=32),
-        decode("blocks_of_256", seq_lens=(300, 7, 256), block_size=256),
+        decode("blocks_of_256", seq_lens=(300, 7, 256, 0), block_size=256),
         decode("head_dim_80", seq_lens=(30, 17), head_dim=80),
         decode("prefill", seq_lens=(20, 33, 5, 2), q_lens=(20, 3, 0, 4)),
     )

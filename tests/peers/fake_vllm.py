@@ -2,7 +2,8 @@
 
 Schemas of vLLM 0.24.0, as its libraries register them: _C_stable_libtorch.abi3.so (torch.ops._C, _C_cache_ops) and
 vllm_flash_attn/_vllm_fa3_C.abi3.so. Refusals of csrc/libtorch_stable/attention/paged_attention_v1.cu and _v2.cu,
-cache_kernels.cu, and hopper/flash_api.cpp of vllm-project/flash-attention.
+cache_kernels.cu, and hopper/flash_api.cpp of vllm-project/flash-attention. unified_attention is that of
+vllm/v1/attention/ops/triton_unified_attention.py.
 """
 
 from __future__ import annotations
@@ -181,3 +182,22 @@ def forward(
     out.copy_(made)
     empty = math.inf  # as some releases mark a row without a key
     return [out, logs.masked_fill(logs.isneginf(), empty).T.contiguous(), torch.empty(0), torch.empty(0)]
+
+
+def unified_attention(
+    q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size, block_table, softcap,
+    q_descale, k_descale, v_descale, seq_threshold_3D=None, num_par_softmax_segments=None, softmax_segm_output=None,
+    softmax_segm_max=None, softmax_segm_expsum=None, alibi_slopes=None, output_scale=None, qq_bias=None, sinks=None,
+    mm_prefix_range=None, use_alibi_sqrt=False, kv_quant_mode=None, k_scale_cache=None, v_scale_cache=None, chunk_lookback=-1,
+    use_td=False,
+):  # fmt: skip
+    """Writes through the segments' buffers where it would cut sequences, so that too small a one shows."""
+    require(len(block_table) == len(seqused_k) == len(cu_seqlens_q) - 1 and block_table.dtype == torch.int32, "tables")
+    require(max_seqlen_q >= int(cu_seqlens_q.diff().max()) and max_seqlen_k >= int(seqused_k.max()), "capacities")
+    require(window_size == (-1, -1) and softcap == 0.0, "another kernel")
+    if max_seqlen_q == 1 and len(seqused_k) <= seq_threshold_3D:
+        shape = (len(seqused_k), q.shape[1], num_par_softmax_segments)
+        for part in (softmax_segm_max, softmax_segm_expsum, softmax_segm_output):
+            require(part.dtype == torch.float32 and part[: shape[0]].shape[:3] == shape, "segments do not fit")
+        require(softmax_segm_output.shape[3] >= q.shape[2], "segments do not hold a head")
+    out.copy_(attend(q, k, v, block_table, seqused_k, cu_seqlens_q, softmax_scale, causal)[0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 
@@ -69,3 +72,15 @@ def test_keys_and_values_are_written_to_their_slots(measured, name, case, status
 def test_what_vllm_refuses_is_a_limit(measured, name, case, says):
     """Known from data, before the library is asked."""
     assert {(record.status, record.reason) for record in measured(name, CASES[case]).values()} == {("unsupported", says)}
+
+
+@pytest.mark.parametrize("case", ["ragged", "some_without_a_token", "group_16", "prefill", "blocks_of_256"])
+def test_every_argument_arrives_as_unified_attention_takes_it(monkeypatch, measured, case):
+    """With room for the segments of as many sequences as may be cut."""
+    module = types.ModuleType("triton_unified_attention")
+    module.unified_attention = fake_vllm.unified_attention
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.ops.triton_unified_attention", module)
+
+    for layout, record in measured("peer.vllm.unified", CASES[case]).items():
+        assert (layout, record.status, record.reason) == (layout, "ok", None)
