@@ -11,7 +11,7 @@ import torch
 
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
 from harness.guards import swap
-from harness.hazards import OTHER, PLAIN, deal_blocks
+from harness.hazards import PLAIN, deal_blocks
 from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
@@ -92,7 +92,7 @@ def clean_pool(subject: Subject) -> Iterator[Answer]:
 def same_addresses(subject: Subject) -> Iterator[Answer]:
     """Another batch behind the addresses of the first: what was remembered by address is the other one's."""
     plain, trial = _Plain(subject), subject.trial
-    inputs = operator(plain.case.op).build(plain.case, OTHER, layers=1, device=subject.device.name)
+    inputs = operator(plain.case.op).build(plain.case, subject.other, layers=1, device=subject.device.name)
     second = inputs.stage(subject.entry.layout)
     alone = launched(trial, second)
     first = plain.staged
@@ -148,9 +148,9 @@ def block_size(subject: Subject) -> Iterator[Answer]:
 
 
 def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.ndarray) -> torch.Tensor:
-    """The tokens of a pool in blocks of another case, NaN around them."""
+    """The tokens of a pool in blocks of another case, NaN around them where the entry takes that."""
     shape = (other.num_blocks, other.block_size, other.num_kv_heads, other.head_dim)
-    paged = torch.full(shape, float("nan"), dtype=pool.dtype, device=pool.device)
+    paged = torch.full(shape, plain.subject.unused, dtype=pool.dtype, device=pool.device)
     for seq, seq_len in enumerate(other.seq_lens):
         position = np.arange(seq_len)
         old, new = plain.step.host_block_tables[seq], tables[seq]
@@ -224,7 +224,7 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
     plain.require_blocks()
     caches = []
     for cache in plain.staged.caches[0]:
-        wide = cache.new_full((len(cache), 2, *cache.shape[1:]), float("nan"))
+        wide = cache.new_full((len(cache), 2, *cache.shape[1:]), subject.unused)
         wide[:, 0] = cache
         caches.append(wide[:, 0])
     yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
@@ -268,7 +268,7 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
     shared = tables.copy()
     shared[other, :count] = tables[owner, :count]
     for pool in (key, value):
-        pool[index[1]] = float("nan")
+        pool[index[1]] = subject.unused
     yield plain.answer(plain.attend(plain.vary(case, tables=shared, key=key, value=value)), copied, truth)
 
 

@@ -152,6 +152,8 @@ class Impl:
     devices      kinds of device it runs on: "cpu", "cuda"
     graph        whether `launch` can be captured in a CUDA graph
     lse          whether `launch` writes lse; without, attention is judged by its output alone, and the ledger says so
+    tails        "finite" where NaN or infinity in a slot that holds no token would reach its output, which multiplies what
+                 it masks by 0: its rows have ordinary values there, and their ledger says so
     quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
     claims       relations, and whether they hold "bitwise" or within "tolerance", where that is not the default of RELATIONS
     params       tunable parameters: name -> values worth trying, the default first
@@ -170,6 +172,7 @@ class Impl:
     devices: tuple[str, ...] = ("cpu", "cuda")
     graph: bool = True
     lse: bool = True
+    tails: str = "anything"
     quantises: frozenset[str] = frozenset()
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
@@ -188,6 +191,7 @@ class Impl:
             ),
             (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
             (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
+            (self.tails in ("anything", "finite"), "tails must be 'anything' or 'finite'", self.tails),
             (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
             (_is_tuple_of(self.layouts, Layout), "layouts must be a tuple of at least one Layout", self.layouts),
             (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),

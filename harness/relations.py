@@ -7,6 +7,7 @@ original bit for bit is right; where an entry claims no more than tolerance, ano
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from harness.check import Verdict
 from harness.device import Device
-from harness.hazards import OTHER
+from harness.hazards import OTHER, Hazards, finite
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
@@ -105,6 +106,16 @@ class Subject:
     def params(self) -> dict[str, Any]:
         return self.entry.impl.resolve_params(self.entry.params)
 
+    @property
+    def other(self) -> Hazards:
+        """The family of another batch."""
+        return finite(OTHER) if self.entry.impl.tails == "finite" else OTHER
+
+    @property
+    def unused(self) -> float:
+        """What lies in slots that hold no token."""
+        return 0.0 if self.entry.impl.tails == "finite" else math.nan
+
     def require_time(self) -> None:
         """Raise NotRun unless what must be prepared anew is to run on this case."""
         if not self.thorough and self.device.kind == "cuda" and int(self.case.digest, 16) % SAMPLED:
@@ -144,7 +155,7 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
     A host buffer that is filled again before its copy to the device is done gives the first batch the plan of the second.
     """
     trial, first = subject.trial, subject.staged
-    inputs = operator(subject.case.op).build(subject.case, OTHER, layers=1, device=subject.device.name)
+    inputs = operator(subject.case.op).build(subject.case, subject.other, layers=1, device=subject.device.name)
     second = inputs.stage(subject.entry.layout)
     alone = launched(trial, second)
     if subject.device.kind == "cuda":

@@ -36,11 +36,11 @@ CASES = {
 
 @pytest.fixture
 def measured():
-    """measured(NAME, case, PARAMETER=...): the record of each of the peer's layouts, by layout."""
+    """measured(NAME, case, PARAMETER=...): the record of each of the peer's layouts, by layout; `tails` changes the entry."""
 
-    def measure(name, case, **params):
+    def measure(name, case, tails=None, **params):
         (impl,) = (peer for peer in PEERS if peer.name == name)
-        here = dataclasses.replace(impl, devices=("cpu",))
+        here = dataclasses.replace(impl, devices=("cpu",), tails=tails or impl.tails)
         options = Options(bench=False, relations="all" if case is CASES["ragged"] else "none")
         session = Session(options, Registry([here]), "cpu", "run", isolated=True)
         rows = tasks([case], [Entry(here, layout, params) for layout in here.layouts])
