@@ -92,6 +92,11 @@ PEERS: tuple[Impl, ...] = (
         note="FlashAttention-2's flash_attn_with_kvcache",
     )),
     _peer(
+        "torch.flex", "flex:Flex", layouts=(NHD,), devices=("cuda", "cpu"), timed=("cuda",), max_work={"cpu": 3e7}, lse=True,
+        tails="finite", limits=Limits(dtypes={"f32", "f16", "bf16"}, block_sizes={16, 32, 64, 128, 256}, max_q_len=1),
+        note="FlexAttention, a paged cache behind a block mask",
+    ),
+    _peer(
         "transformers.sdpa_paged", "transformers:Paged", layouts=(NHD,), devices=("cuda", "cpu"),
         available="impls.peers.libraries:transformers", max_work={"cpu": 1e8}, note="SDPA over all tokens of the batch at once",
     ),
