@@ -36,7 +36,7 @@ def library(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [(name, case) for name in PAGED for case in ("ragged", "some_without_a_token", "no_token", "partitions", "head_dim_80")]
+    [(name, case) for name in PAGED for case in CASES if case not in ("group_16", "blocks_of_256", "prefill")]
     + [(name, case) for name in FA3 for case in CASES],
 )
 def test_every_argument_arrives_as_vllm_takes_it(measured, name, case):
