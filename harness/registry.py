@@ -160,6 +160,7 @@ class Impl:
     timed        kinds of device on which its time says something; on others it is checked only
     max_work     by device kind, the most operations (flops or bytes of a case) worth waiting for; more is "skipped"
     available    "module:function", loaded on first use: f(device_kind) -> None, or why it cannot run on this machine
+    on_request   comes only when it is named: a run of everything would wait for it
     role         "implementation"; "control": wrong on purpose; "reader": reads the case's bytes only, sets the ceiling
     note         one line for `pagedbench list`
     """
@@ -179,6 +180,7 @@ class Impl:
     timed: tuple[str, ...] = ("cpu", "cuda")
     max_work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     available: str | None = None
+    on_request: bool = False
     role: str = "implementation"
     note: str = ""
 
@@ -291,11 +293,12 @@ class Registry:
         """Rows whose `name` or `name[LAYOUT]` matches one of the globs; none given is all of `roles`.
 
         A pattern that matches nothing raises UsageError with the nearest names. Naming an entry overrides `roles`. A peer
-        whose library is missing comes only when it is named.
+        whose library is missing, and what is `on_request`, come only when they are named.
         """
         rows = [Entry(impl, layout) for impl in self._impls.values() for layout in impl.layouts]
         if not patterns:
-            return [row for row in rows if row.impl.role in roles and not row.impl.is_absent_peer()]
+            rows = [row for row in rows if row.impl.role in roles and not row.impl.on_request]
+            return [row for row in rows if not row.impl.is_absent_peer()]
         chosen: dict[str, Entry] = {}
         for pattern in patterns:
             found = [row for row in rows if matches(row.impl.name, pattern) or matches(str(row), pattern)]
