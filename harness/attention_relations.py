@@ -11,7 +11,7 @@ import torch
 
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
 from harness.guards import swap
-from harness.hazards import OTHER, PLAIN, deal_blocks
+from harness.hazards import PLAIN, deal_blocks
 from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
@@ -59,7 +59,8 @@ class _Plain:
         """An answer to be equal to `like`, or right by `truth`; both are the original's where they are not given."""
         quantises = self.subject.entry.impl.quantises | rounds
         known = truth or self.inputs.truth(0, quantises)
-        return Answer(pair, like or self.original, lambda: judge_attention(pair[0], pair[1], known, quantises))
+        lse = pair[1] if self.subject.entry.impl.lse else None
+        return Answer(pair, like or self.original, lambda: judge_attention(pair[0], lse, known, quantises))
 
     def require_blocks(self) -> None:
         if not self.subject.entry.layout.paged:
@@ -91,7 +92,7 @@ def clean_pool(subject: Subject) -> Iterator[Answer]:
 def same_addresses(subject: Subject) -> Iterator[Answer]:
     """Another batch behind the addresses of the first: what was remembered by address is the other one's."""
     plain, trial = _Plain(subject), subject.trial
-    inputs = operator(plain.case.op).build(plain.case, OTHER, layers=1, device=subject.device.name)
+    inputs = operator(plain.case.op).build(plain.case, subject.other, layers=1, device=subject.device.name)
     second = inputs.stage(subject.entry.layout)
     alone = launched(trial, second)
     first = plain.staged
@@ -107,7 +108,7 @@ def same_addresses(subject: Subject) -> Iterator[Answer]:
     def judge() -> Verdict:
         for guarded, saved in zip(second.outputs(0), words, strict=True):
             guarded.words.copy_(saved)
-        return second.judge(0, subject.entry.impl.quantises)
+        return second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse)
 
     yield Answer(words, alone, judge)
 
@@ -147,9 +148,9 @@ def block_size(subject: Subject) -> Iterator[Answer]:
 
 
 def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.ndarray) -> torch.Tensor:
-    """The tokens of a pool in blocks of another case, NaN around them."""
+    """The tokens of a pool in blocks of another case, NaN around them where the entry takes that."""
     shape = (other.num_blocks, other.block_size, other.num_kv_heads, other.head_dim)
-    paged = torch.full(shape, float("nan"), dtype=pool.dtype, device=pool.device)
+    paged = torch.full(shape, plain.subject.unused, dtype=pool.dtype, device=pool.device)
     for seq, seq_len in enumerate(other.seq_lens):
         position = np.arange(seq_len)
         old, new = plain.step.host_block_tables[seq], tables[seq]
@@ -179,6 +180,8 @@ def halves(subject: Subject) -> Iterator[Answer]:
     plain = _Plain(subject)
     plain.require_blocks()
     case, tables = plain.case, plain.step.host_block_tables
+    if not subject.entry.impl.lse:
+        raise NotRun("the entry gives no LSE to merge by")
     if case.max_q_len > 1:
         raise NotRun("halves are for decode: with several query tokens the mask would move")
     cut = [-(-count // 2) for count in case.blocks_per_seq]
@@ -221,7 +224,7 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
     plain.require_blocks()
     caches = []
     for cache in plain.staged.caches[0]:
-        wide = cache.new_full((len(cache), 2, *cache.shape[1:]), float("nan"))
+        wide = cache.new_full((len(cache), 2, *cache.shape[1:]), subject.unused)
         wide[:, 0] = cache
         caches.append(wide[:, 0])
     yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
@@ -265,7 +268,7 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
     shared = tables.copy()
     shared[other, :count] = tables[owner, :count]
     for pool in (key, value):
-        pool[index[1]] = float("nan")
+        pool[index[1]] = subject.unused
     yield plain.answer(plain.attend(plain.vary(case, tables=shared, key=key, value=value)), copied, truth)
 
 

@@ -66,13 +66,13 @@ def is_unwritten(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def judge_attention(
-    out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth, quantises: frozenset[str] = frozenset()
+    out: torch.Tensor, lse: torch.Tensor | None, truth: AttentionTruth, quantises: frozenset[str] = frozenset()
 ) -> Verdict:
     """Judge one launch's output.
 
     Shapes
         out    [num_tokens, num_q_heads, head_dim]    the truth's dtype
-        lse    [num_tokens, num_q_heads]              float32
+        lse    [num_tokens, num_q_heads]              float32; None where only the output is to be judged
 
     What the entry `quantises` widens what is allowed; what is rounded to fp8 the truth must have been made for.
     """
@@ -81,7 +81,7 @@ def judge_attention(
     if quantises & TO_FP8 != truth.quantises:
         raise ValueError(f"the truth must be made for what is quantised: {sorted(quantises)} (got {sorted(truth.quantises)})")
     for name, got, want, dtype in (("out", out, truth.out, truth.dtype), ("lse", lse, truth.lse, torch.float32)):
-        if got.shape != want.shape or got.dtype != dtype:
+        if got is not None and (got.shape != want.shape or got.dtype != dtype):
             return _not_comparable(name, got, want.shape, dtype)
     tests = _categorical(out, lse, truth) + _numerical(out, lse, truth, quantises)
     failed = torch.zeros_like(truth.lse, dtype=torch.bool)
@@ -110,7 +110,7 @@ class _Test:
         return self.score > self.limit
 
 
-def _categorical(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth) -> list[_Test]:
+def _categorical(out: torch.Tensor, lse: torch.Tensor | None, truth: AttentionTruth) -> list[_Test]:
     """What no tolerance excuses, the most telling first."""
     empty = truth.lse.isneginf()
     of_out = (
@@ -119,21 +119,26 @@ def _categorical(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth) ->
         ("outputs are infinite", out.isinf()),
         ("outputs are not 0 although their token sees no key", (out != 0) & empty[..., None]),
     )
-    of_lse = (
+    tests = [_Test(rule=rule, score=wrong.to(torch.uint8), shown=(out, truth.out)) for rule, wrong in of_out]
+    if lse is not None:
+        faults = _lse_faults(lse, empty)
+        tests += [_Test(rule=rule, score=wrong.to(torch.uint8), shown=(lse, truth.lse)) for rule, wrong in faults]
+    return tests
+
+
+def _lse_faults(lse: torch.Tensor, empty: torch.Tensor) -> tuple[tuple[str, torch.Tensor], ...]:
+    return (
         ("LSE were never written", is_unwritten(lse)),
         ("LSE are NaN", lse.isnan()),
         ("LSE are +inf", lse.isposinf()),
         ("LSE are finite although their token sees no key", lse.isfinite() & empty),
         ("LSE are -inf although their token sees keys", lse.isneginf() & ~empty),
     )
-    return [
-        _Test(rule=rule, score=wrong.to(torch.uint8), shown=shown)
-        for shown, rules in (((out, truth.out), of_out), ((lse, truth.lse), of_lse))
-        for rule, wrong in rules
-    ]
 
 
-def _numerical(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth, quantises: frozenset[str]) -> list[_Test]:
+def _numerical(
+    out: torch.Tensor, lse: torch.Tensor | None, truth: AttentionTruth, quantises: frozenset[str]
+) -> list[_Test]:
     """Errors against what is allowed."""
     info = torch.finfo(truth.dtype)
     more = len(quantises & {"products", "partials"})  # roundings, each about as large as one of the baseline's two
@@ -142,17 +147,21 @@ def _numerical(out: torch.Tensor, lse: torch.Tensor, truth: AttentionTruth, quan
     last = (1 + more) * info.eps / 2 * truth.out.abs().clamp(min=info.smallest_normal)
     allowed = MAX_FACTOR * (1 + more) ** 0.5 * truth.baseline_max + last
     l2, l2_allowed = error.norm(dim=-1), L2_FACTOR * (1 + more / 2) ** 0.5 * truth.baseline_l2
-    lse_error = torch.where(lse == truth.lse, 0.0, (lse.double() - truth.lse).abs())
-    lse_allowed = LSE_FACTOR * (truth.baseline_lse + (truth.baseline_normaliser if "normaliser" in quantises else 0.0))
-    tests = []
-    for name, rule, *shown in (
-        ("max", "outputs are outside tolerance", out, truth.out, error, allowed),
-        ("l2", "rows are outside tolerance by their L2", wide.norm(dim=-1), truth.out.norm(dim=-1), l2, l2_allowed),
-        ("lse", "LSE are outside tolerance", lse, truth.lse, lse_error, lse_allowed),
-    ):
-        ratio = (shown[2] / shown[3].clamp(min=1e-300)).nan_to_num(nan=math.inf, posinf=math.inf)
-        tests.append(_Test(rule=rule, score=ratio, shown=tuple(shown), limit=1.0, name=name))
+    tests = [
+        _tolerance("max", "outputs are outside tolerance", out, truth.out, error, allowed),
+        _tolerance("l2", "rows are outside tolerance by their L2", wide.norm(dim=-1), truth.out.norm(dim=-1), l2, l2_allowed),
+    ]
+    if lse is not None:
+        error = torch.where(lse == truth.lse, 0.0, (lse.double() - truth.lse).abs())
+        allowed = LSE_FACTOR * (truth.baseline_lse + (truth.baseline_normaliser if "normaliser" in quantises else 0.0))
+        tests.append(_tolerance("lse", "LSE are outside tolerance", lse, truth.lse, error, allowed))
     return tests
+
+
+def _tolerance(name: str, rule: str, *shown: torch.Tensor) -> _Test:
+    """The test that an error is within what is allowed; `shown` is got, want, error, allowed."""
+    ratio = (shown[2] / shown[3].clamp(min=1e-300)).nan_to_num(nan=math.inf, posinf=math.inf)
+    return _Test(rule=rule, score=ratio, shown=shown, limit=1.0, name=name)
 
 
 def _verdict(tests: list[_Test], failed: torch.Tensor, truth: AttentionTruth) -> Verdict:

@@ -34,7 +34,8 @@ def family(row: Row, stage: Stage, name: str, sets: int | None = None) -> bool:
 def _judge(row: Row, staged: Staged, layer: int, name: str) -> str | None:
     """Judge one layer's outputs and note the worst so far under `name`; return what is wrong."""
     is_reader = row.entry.impl.role == "reader"
-    judged = staged.judge_reader(layer, row.prepared) if is_reader else staged.judge(layer, row.entry.impl.quantises)
+    impl = row.entry.impl
+    judged = staged.judge_reader(layer, row.prepared) if is_reader else staged.judge(layer, impl.quantises, impl.lse)
     noted, worst = row.fields["check"][name], max(judged.ratios.values(), default=0.0)
     if not judged.passed or worst >= max(noted.get("ratios", {}).values(), default=0.0):
         noted |= judged.to_json()
@@ -108,7 +109,7 @@ def timed(row: Row, stage: Stage) -> bool:
         why = row.trial.look(staged, launched) or row.trial.late()
         if why:
             row.end("wrong", f"timed launches: {why}")
-        scanned = staged.scan(launched)
+        scanned = staged.scan(launched, row.entry.impl.lse)
         if scanned:
             row.end("wrong", f"timed launches, {scanned}")
         for layer in judged_layers:

@@ -15,7 +15,7 @@ class Hazards:
 
     name       as records show it
     fill       what every slot holds that no kernel may let through: "nan"; or "mixed", in turn: large and finite, infinite,
-               65504, the dtype's largest number
+               65504, the dtype's largest number; or "stale": ordinary tokens, as an engine leaves them
     foreign    unused table entries name a live block of another sequence; else a block that nobody owns, poisoned
     needles    one key in each row carries most of the weight, at first or last token, block edge or split edge
     outlier    one head's scores and values lie far from all others' (harness/ops/outlier.py)
@@ -30,8 +30,8 @@ class Hazards:
     outlier: bool = False
 
     def __post_init__(self) -> None:
-        if self.fill not in ("nan", "mixed"):
-            raise ValueError(f"fill must be 'nan' or 'mixed' (got {self.fill!r})")
+        if self.fill not in ("nan", "mixed", "stale"):
+            raise ValueError(f"fill must be 'nan', 'mixed' or 'stale' (got {self.fill!r})")
 
 
 #: Every token counts, and NaN lies wherever nothing may be read.
@@ -43,6 +43,12 @@ NEEDLES = Hazards(name="needles", fill="mixed", needles=True, seed=2, foreign=Tr
 OTHER = Hazards(name="other", fill="nan", needles=False, seed=4)
 #: What is timed: as PLAIN, but other values, tables and addresses than any that were checked before.
 TIMED = Hazards(name="timed", fill="nan", needles=False, seed=3)
+
+
+def finite(family: Hazards) -> Hazards:
+    """The family for entries that say `tails="finite"`: the same values and tables, and no poison."""
+    return dataclasses.replace(family, name=f"{family.name}.finite", fill="stale")
+
 
 #: Value of every V element in a decoy: a weight of one in ten thousand still moves an output by more than f16 rounds.
 DECOY_VALUE = 30000.0
@@ -94,8 +100,10 @@ def wild_entries(tables: np.ndarray, blocks_per_seq: tuple[int, ...], num_blocks
 def poison(key: torch.Tensor, value: torch.Tensor, unused: torch.Tensor, fill: str) -> None:
     """Overwrite unused slots of pools [num_blocks, num_kv_heads, block_size, head_dim]; `unused` is [num_blocks, block_size].
 
-    The kinds of "mixed" take turns from slot to slot and from head to head.
+    The kinds of "mixed" take turns from slot to slot and from head to head; "stale" leaves what was made.
     """
+    if fill == "stale":
+        return
     if fill == "nan":
         for pool in (key, value):
             pool.masked_fill_(unused[:, None, :, None], math.nan)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from harness import checks
 from harness.ceiling import fastest
 from harness.guards import restore
-from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards
+from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards, finite
 from harness.interval import half_width, is_converged
 from harness.ops import operator
 from harness.ops.case import Case
@@ -77,7 +77,7 @@ class CaseRun:
                 row.release()
                 yield row
         if self.session.options.bench:
-            self._forget(PLAIN, NEEDLES)
+            self._forget(*(kind for family in (PLAIN, NEEDLES) for kind in (family, finite(family))))
             with self.session.phase("time"):
                 self._time([row for row in right if self._is_timed(row)])
         for row in right:
@@ -134,13 +134,16 @@ class CaseRun:
         """What the case's tensors take while this row is worked: in its layout, and in those of the rows before it."""
         sets = self._num_layers() if self.session.options.bench else 2
         order = list(dict.fromkeys(other.entry.layout for other in self.rows))
-        return self.case.staged_bytes(sets, order[: order.index(row.entry.layout) + 1])
+        kinds = len({other.entry.impl.tails for other in self.rows})  # each has inputs of its own
+        return kinds * self.case.staged_bytes(sets, order[: order.index(row.entry.layout) + 1])
 
     def _check(self, row: Row) -> bool:
         """Prepare and judge a row on both families of inputs."""
         self.progress(f"check {self.case} {row.entry}", row.number)
         # Tensors first, so that what is measured between is the implementation's own memory.
-        stages = {family: functools.partial(self._stage, family, row.entry.layout) for family in (PLAIN, NEEDLES)}
+        stages = {
+            family: functools.partial(self._stage, _for_entry(row, family), row.entry.layout) for family in (PLAIN, NEEDLES)
+        }
         if not all(row.attempt(stage, "inputs") for stage in stages.values()) or not row.prepare():
             return False
         passed = all(checks.family(row, stage, family.name) for family, stage in stages.items())
@@ -162,7 +165,7 @@ class CaseRun:
         """Make inputs again that a row has changed: others are still to read them."""
         if row.trial is None or not row.trial.damaged:
             return
-        for family in families:
+        for family in (_for_entry(row, family) for family in families):
             layers = self._inputs[family.name].num_layers
             fresh = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
             for (name, layout), staged in self._staged.items():
@@ -213,7 +216,7 @@ class CaseRun:
     def make_timer(self, row: Row) -> bool:
         """Get a right row ready to be visited; False where that failed."""
         self.progress(f"time {self.case} {row.entry}", row.number)
-        made = row.make_timer(functools.partial(self._stage, TIMED, row.entry.layout, self._num_layers()))
+        made = row.make_timer(functools.partial(self._stage, _for_entry(row, TIMED), row.entry.layout, self._num_layers()))
         self._restore(row, TIMED)
         return made
 
@@ -229,7 +232,7 @@ class CaseRun:
     def _finish(self, row: Row, readers: Sequence[Row], fastest_s: float) -> None:
         """Everything about a timed row that needs its samples."""
         self.progress(f"finish {self.case} {row.entry}", row.number)
-        checks.timed(row, functools.partial(self._stage, TIMED, row.entry.layout, 0))
+        checks.timed(row, functools.partial(self._stage, _for_entry(row, TIMED), row.entry.layout, 0))
         self._restore(row, TIMED)
         summary = row.summary()
         if row.status == "ok" and summary is None:
@@ -273,6 +276,11 @@ class CaseRun:
         row.fields["ceiling_share"] = ceiling.median / summary.median
         if summary.high < ceiling.low:
             row.flags.append("above the ceiling: the measurement is wrong somewhere")
+
+
+def _for_entry(row: Row, family: Hazards) -> Hazards:
+    """The family as the row's entry takes it."""
+    return finite(family) if row.entry.impl.tails == "finite" else family
 
 
 def _how_far(summary: Samples) -> str:

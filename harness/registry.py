@@ -151,12 +151,16 @@ class Impl:
     layouts      cache layouts it takes; each is measured as a row of its own
     devices      kinds of device it runs on: "cpu", "cuda"
     graph        whether `launch` can be captured in a CUDA graph
+    lse          whether `launch` writes lse; without, attention is judged by its output alone, and the ledger says so
+    tails        "finite" where NaN or infinity in a slot that holds no token would reach its output, which multiplies what
+                 it masks by 0: its rows have ordinary values there, and their ledger says so
     quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
     claims       relations, and whether they hold "bitwise" or within "tolerance", where that is not the default of RELATIONS
     params       tunable parameters: name -> values worth trying, the default first
     timed        kinds of device on which its time says something; on others it is checked only
     max_work     by device kind, the most operations (flops or bytes of a case) worth waiting for; more is "skipped"
     available    "module:function", loaded on first use: f(device_kind) -> None, or why it cannot run on this machine
+    on_request   comes only when it is named: a run of everything would wait for it
     role         "implementation"; "control": wrong on purpose; "reader": reads the case's bytes only, sets the ceiling
     note         one line for `pagedbench list`
     """
@@ -168,12 +172,15 @@ class Impl:
     limits: Limits = Limits()
     devices: tuple[str, ...] = ("cpu", "cuda")
     graph: bool = True
+    lse: bool = True
+    tails: str = "anything"
     quantises: frozenset[str] = frozenset()
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     timed: tuple[str, ...] = ("cpu", "cuda")
     max_work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     available: str | None = None
+    on_request: bool = False
     role: str = "implementation"
     note: str = ""
 
@@ -186,6 +193,7 @@ class Impl:
             ),
             (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
             (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
+            (self.tails in ("anything", "finite"), "tails must be 'anything' or 'finite'", self.tails),
             (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
             (_is_tuple_of(self.layouts, Layout), "layouts must be a tuple of at least one Layout", self.layouts),
             (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),
@@ -209,6 +217,10 @@ class Impl:
     def why_missing(self, device_kind: str) -> str | None:
         """Return why this machine lacks what the entry needs, or None."""
         return load(self.available)(device_kind) if self.available else None
+
+    def is_absent_peer(self) -> bool:
+        """Whether it is another project's, by its name, and its library is not there; `doctor` says how to get it."""
+        return self.name.startswith("peer.") and self.why_missing(self.devices[0]) is not None
 
     def claim(self, relation: str) -> str:
         """Return how far the entry claims a relation to hold: "bitwise" or "tolerance"."""
@@ -287,11 +299,13 @@ class Registry:
     def entries(self, patterns: Sequence[str] = (), roles: Sequence[str] = ("implementation",)) -> list[Entry]:
         """Rows whose `name` or `name[LAYOUT]` matches one of the globs; none given is all of `roles`.
 
-        A pattern that matches nothing raises UsageError with the nearest names. Naming an entry overrides `roles`.
+        A pattern that matches nothing raises UsageError with the nearest names. Naming an entry overrides `roles`. A peer
+        whose library is missing, and what is `on_request`, come only when they are named.
         """
         rows = [Entry(impl, layout) for impl in self._impls.values() for layout in impl.layouts]
         if not patterns:
-            return [row for row in rows if row.impl.role in roles]
+            rows = [row for row in rows if row.impl.role in roles and not row.impl.on_request]
+            return [row for row in rows if not row.impl.is_absent_peer()]
         chosen: dict[str, Entry] = {}
         for pattern in patterns:
             found = [row for row in rows if matches(row.impl.name, pattern) or matches(str(row), pattern)]

@@ -7,6 +7,7 @@ original bit for bit is right; where an entry claims no more than tolerance, ano
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from harness.check import Verdict
 from harness.device import Device
-from harness.hazards import OTHER
+from harness.hazards import OTHER, Hazards, finite
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
@@ -72,7 +73,7 @@ class Subject:
         begin = time.perf_counter()
         words = launched(trial, staged)
         launch_s = time.perf_counter() - begin
-        verdict = staged.judge(0, entry.impl.quantises)
+        verdict = staged.judge(0, entry.impl.quantises, entry.impl.lse)
         if not verdict.passed:
             raise Broken(str(verdict.reason))
         return cls(
@@ -86,7 +87,7 @@ class Subject:
         def judge() -> Verdict:
             for guarded, saved in zip(self.staged.outputs(0), words, strict=True):
                 guarded.words.copy_(saved)
-            return self.staged.judge(0, self.entry.impl.quantises)
+            return self.staged.judge(0, self.entry.impl.quantises, self.entry.impl.lse)
 
         return Answer(words, self.answer, judge)
 
@@ -104,6 +105,16 @@ class Subject:
     @property
     def params(self) -> dict[str, Any]:
         return self.entry.impl.resolve_params(self.entry.params)
+
+    @property
+    def other(self) -> Hazards:
+        """The family of another batch."""
+        return finite(OTHER) if self.entry.impl.tails == "finite" else OTHER
+
+    @property
+    def unused(self) -> float:
+        """What lies in slots that hold no token."""
+        return 0.0 if self.entry.impl.tails == "finite" else math.nan
 
     def require_time(self) -> None:
         """Raise NotRun unless what must be prepared anew is to run on this case."""
@@ -144,7 +155,7 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
     A host buffer that is filled again before its copy to the device is done gives the first batch the plan of the second.
     """
     trial, first = subject.trial, subject.staged
-    inputs = operator(subject.case.op).build(subject.case, OTHER, layers=1, device=subject.device.name)
+    inputs = operator(subject.case.op).build(subject.case, subject.other, layers=1, device=subject.device.name)
     second = inputs.stage(subject.entry.layout)
     alone = launched(trial, second)
     if subject.device.kind == "cuda":
@@ -154,7 +165,7 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
         trial.plan(staged.step)
         trial.launch(staged, 0)
     yield subject.again(outputs(trial, first))
-    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises))
+    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse))
 
 
 def graph(subject: Subject) -> Iterator[Answer]:

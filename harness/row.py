@@ -115,6 +115,10 @@ class Row:
             self.prepared = self.trial.prepared
             self.fields["workspace_bytes"] = int(self.prepared.workspace_bytes)
             self.fields["kernels"] = tuple(dict(kernel) for kernel in self.prepared.kernels)
+            if not self.entry.impl.lse:
+                self.remark("lse", "not given: judged by the output alone")
+            if self.entry.impl.tails == "finite":
+                self.remark("unused slots", "finite: the entry multiplies by 0 what it masks, and 0 * NaN is NaN")
 
         before = _Memory.read(self.device, self.nvml)
         if not self.attempt(work, "prepare"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
 from harness.registry import DETERMINISTIC, Impl, Limits
 from impls.controls import CONTROLS
+from impls.peers import PEERS
 
 #: every layout in which a paged cache can be held
 WRITABLE = (*PAGED, HND_SWIZZLED)
@@ -124,6 +125,8 @@ IMPLS: tuple[Impl, ...] = (
         name="ceiling.torch_read", op="attention", role="reader", prepare="impls.torch_read:prepare",
         layouts=(HND, NHD), limits=Limits(head_dim_multiple=2), devices=("cpu",), note="embedding_bag over scattered rows",
     ),
+    # other people's, where their libraries are found
+    *PEERS,
     # wrong on purpose: the checker's own tests
     *CONTROLS,
 )

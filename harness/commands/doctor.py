@@ -79,6 +79,7 @@ def examine(impl_files: list[str]) -> dict[str, dict[str, str]]:
         )
         devices["cuda"] = f"none: {built}; {_driver()}"
     kind = "cuda" if torch.cuda.is_available() else "cpu"
+    able = _able(kind, impl_files)
     return {
         "devices": devices,
         "toolchain": dict(toolchain()),
@@ -87,7 +88,8 @@ def examine(impl_files: list[str]) -> dict[str, dict[str, str]]:
             for name in ("pytest", "pytest-benchmark", "nvidia-ml-py", "tabulate", "jinja2", "tqdm", "hypothesis", "ray")
         },
         "tools": {name: shutil.which(name) or "not found on PATH" for name in ("nvcc", "ncu", "compute-sanitizer", "git")},
-        f"implementations on {kind}": _implementations(kind, impl_files),
+        f"implementations on {kind}": {name: said for name, said in able.items() if not name.startswith("peer.")},
+        f"peers on {kind}": {name: said for name, said in able.items() if name.startswith("peer.")},
         "folders": {"kernel cache": _cache(), "results": _writable(Path("results"))},
     }
 
@@ -127,14 +129,17 @@ def _version(package: str) -> str:
         return f"not installed (pip install {package})"
 
 
-def _implementations(kind: str, impl_files: list[str]) -> dict[str, str]:
+def _able(kind: str, impl_files: list[str]) -> dict[str, str]:
+    """What each implementation says to this machine: a peer of its library first, which may be there for a GPU to come."""
     found = {}
     for impl in default_registry(impl_files):
-        if kind not in impl.devices:
-            found[impl.name] = f"no: runs on {' or '.join(impl.devices)} only"
+        elsewhere = None if kind in impl.devices else f"runs on {' or '.join(impl.devices)} only"
+        if impl.name.startswith("peer."):
+            missing = impl.why_missing(impl.devices[0])
+            found[impl.name] = f"no: {missing}" if missing else f"found; {elsewhere}" if elsewhere else "yes"
         else:
-            why = impl.why_missing(kind)
-            found[impl.name] = "yes" if why is None else f"no: {why}"
+            why = elsewhere or impl.why_missing(kind)
+            found[impl.name] = f"no: {why}" if why else "yes"
     return found
 
 

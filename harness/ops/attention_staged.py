@@ -103,14 +103,17 @@ class StagedAttention:
             "blocks": sum(self.inputs.case.blocks_per_seq),
         }
 
-    def scan(self, layers: Sequence[int]) -> str | None:
+    def scan(self, layers: Sequence[int], lse: bool = True) -> str | None:
         """Say what no right launch leaves in these layers: elements never written or not finite; None where there is none."""
-        rules = (
+        of_out = (
             ("outputs were never written", [is_unwritten(self.outs[layer]).sum() for layer in layers]),
             ("outputs are not finite", [(~self.outs[layer].isfinite()).sum() for layer in layers]),
+        )
+        of_lse = (
             ("LSE were never written", [is_unwritten(self.lses[layer]).sum() for layer in layers]),
             ("LSE are NaN or +inf", [(~(self.lses[layer] < torch.inf)).sum() for layer in layers]),
         )
+        rules = (*of_out, *of_lse) if lse else of_out
         counts = torch.stack([torch.stack(found) for _, found in rules]).tolist()
         for (rule, _), found in zip(rules, counts, strict=True):
             for layer, count in zip(layers, found, strict=True):
@@ -135,12 +138,12 @@ class StagedAttention:
     def _mirrored_head(self, layer: int) -> int:
         return random.Random(f"{self.inputs.case.digest} {layer}").randrange(self.inputs.case.num_kv_heads)
 
-    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
+    def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
         truth, out = self.inputs.truth(layer, quantises), self.outs[layer]
         if layer in self._mirrored:
             out, group, head = out.clone(), self.inputs.case.group, self._mirrored_head(layer)
             out[:, head * group : (head + 1) * group] *= -1
-        return judge_attention(out, self.lses[layer], truth, quantises=quantises)
+        return judge_attention(out, self.lses[layer] if lse else None, truth, quantises=quantises)
 
     def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32

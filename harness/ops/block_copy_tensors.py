@@ -140,7 +140,7 @@ class StagedBlockCopy:
     def coverage(self) -> Mapping[str, int]:
         return {}
 
-    def scan(self, layers: Sequence[int]) -> None:
+    def scan(self, layers: Sequence[int], lse: bool = True) -> None:
         """There is nothing that every copy leaves so: a cache may hold anything."""
 
     def soil(self, layer: int) -> None:
@@ -153,7 +153,7 @@ class StagedBlockCopy:
         """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""
         return False
 
-    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
+    def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
         """Every element of every cache, bit for bit, against the list carried out in order."""
         wanted = self.inputs.sets[layer].clone()
         for source, destination in self.step.host_copies.tolist():

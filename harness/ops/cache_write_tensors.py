@@ -149,7 +149,7 @@ class StagedCacheWrite:
     def coverage(self) -> Mapping[str, int]:
         return {}
 
-    def scan(self, layers: Sequence[int]) -> None:
+    def scan(self, layers: Sequence[int], lse: bool = True) -> None:
         """There is nothing that every write leaves so: a cache may hold anything."""
 
     def soil(self, layer: int) -> None:
@@ -162,7 +162,7 @@ class StagedCacheWrite:
         """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""
         return False
 
-    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
+    def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
         """Every element, written or untouched, bit for bit."""
         got = self.layout.restore(*self._arguments[layer][2:])
         for name, cache, want in zip(("key_cache", "value_cache"), got, self.inputs.expected(layer), strict=True):

@@ -43,8 +43,11 @@ class Staged(Protocol):
     def coverage(self) -> Mapping[str, int]:
         """What of the case these sets put to the test, for the record."""
 
-    def scan(self, layers: Sequence[int]) -> str | None:
-        """Say which elements of these layers no right launch leaves so, without a truth; None where there are none."""
+    def scan(self, layers: Sequence[int], lse: bool = True) -> str | None:
+        """Say which elements of these layers no right launch leaves so, without a truth; None where there are none.
+
+        `lse` as for `judge`.
+        """
 
     def renew(self) -> bool:
         """Give the launches to come outputs of their own; False where outputs are too large for that."""
@@ -55,8 +58,8 @@ class Staged(Protocol):
     def mirror(self, layer: int) -> bool:
         """Change what this layer's launch reads, in place, and with it what is right; again undoes it. False: it cannot."""
 
-    def judge(self, layer: int, quantises: frozenset[str]) -> Verdict:
-        """Judge what the last launch left in this layer's outputs."""
+    def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
+        """Judge what the last launch left in this layer's outputs; `lse` False leaves that one of attention's aside."""
 
     def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         """Judge a reader by its checksum over everything it read in its last launch."""

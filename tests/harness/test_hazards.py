@@ -331,7 +331,7 @@ def test_a_launch_changes_the_staged_copy_only(case):
 
 def test_a_family_of_hazards_has_a_known_fill():
     """A typing slip in a fill is told."""
-    with pytest.raises(ValueError, match="fill must be 'nan' or 'mixed' \\(got 'zero'\\)"):
+    with pytest.raises(ValueError, match="fill must be 'nan', 'mixed' or 'stale' \\(got 'zero'\\)"):
         Hazards(name="typo", fill="zero", needles=False, seed=9)
 
 

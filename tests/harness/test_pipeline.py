@@ -67,6 +67,12 @@ class ForgetsLse(Right):
         super().launch(query, key_cache, value_cache, out, torch.empty_like(lse))
 
 
+class MultipliesByZero(Right):
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        out.add_(0 * (key_cache.sum() + value_cache.sum()))
+
+
 class Reshapes(Right):
     def launch(self, query, key_cache, value_cache, out, lse):
         super().launch(query, key_cache, value_cache, out, lse)
@@ -213,7 +219,8 @@ class Oddities(Right):
 
 
 TOYS = {
-    "right": Right, "scaled": Scaled, "leaves_nan": LeavesNan, "forgets_lse": ForgetsLse, "reshapes": Reshapes,
+    "right": Right, "scaled": Scaled, "leaves_nan": LeavesNan, "forgets_lse": ForgetsLse, "multiplies": MultipliesByZero,
+    "reshapes": Reshapes,
     "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
     "remembers_by_address": RemembersByAddress, "remembers_by_a_look": RemembersByALook,
     "wears_out": WearsOut, "oddities": Oddities,
@@ -283,6 +290,36 @@ def test_what_is_right_is_timed():
     assert "2 sets in rotation" in record.ledger["inputs"]
     assert (record.device_kind, record.nvml, record.power_w, record.host_s) == ("cpu", {}, None, None)
     assert record.unit == {"name": "cpu"}
+
+
+def test_an_entry_without_lse_is_judged_by_its_output_alone():
+    """It is checked, related and timed as any other, the record says so, and a wrong output is as wrong as ever."""
+    options = dataclasses.replace(QUICK, relations="all")
+    wrong, right = measure(toy("forgets_lse", lse=False), toy("scaled", lse=False), options=options)
+
+    assert (right.status, right.reason) == ("ok", None)
+    assert right.ledger["lse"] == "not given: judged by the output alone"
+    assert right.check["relations"]["halves"] == "not run: the entry gives no LSE to merge by"
+    assert set(right.check["plain"]["ratios"]) == {"max", "l2"}
+    assert right.launch_s is not None
+    assert wrong.status == "wrong"
+    assert "outputs are outside tolerance" in wrong.reason
+
+
+def test_an_entry_may_ask_for_finite_tails():
+    """Checked, related and timed with ordinary values in unused slots; it is wrong without them, and others still get NaN."""
+    options = dataclasses.replace(QUICK, relations="all")
+    cases = (CASE, dataclasses.replace(CASE, name="tiny.full", seq_lens=(8, 4), q_lens=()))
+    records = measure(
+        toy("multiplies", tails="finite"), dataclasses.replace(toy("multiplies"), name="toy.careless"), toy("right"),
+        cases=cases, options=options,
+    )  # fmt: skip
+
+    assert {(record.impl, record.status) for record in records} == {
+        ("toy.multiplies", "ok"), ("toy.careless", "wrong"), ("toy.right", "ok"),
+    }  # fmt: skip
+    for record in records:
+        assert ("unused slots" in record.ledger) == (record.impl == "toy.multiplies")
 
 
 def test_without_bench_nothing_is_timed():

@@ -61,6 +61,15 @@ def test_no_pattern_is_every_implementation():
     assert REGISTRY.entries() == REGISTRY.entries(["cuda.*"])
 
 
+def test_what_is_on_request_comes_only_when_it_is_named():
+    """A glob over its name names it."""
+    registry = Registry([impl("toy.quick"), impl("toy.slow", on_request=True)])
+
+    assert [str(row) for row in registry.entries()] == ["toy.quick[HND]"]
+    assert [str(row) for row in registry.entries(["toy.slow"])] == ["toy.slow[HND]"]
+    assert len(registry.entries(["toy.*"])) == 2
+
+
 def test_roles_are_chosen():
     """Readers and controls come when they are asked for."""
     assert [str(row) for row in REGISTRY.entries(roles=("reader", "control"))] == ["control.no_rescale[HND]", "torch.read[HND]"]

@@ -1,0 +1,49 @@
+"""Rows of peers on a CPU, their libraries faked, as `pagedbench check` runs them in a worker; `ragged` with relations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from harness.ops.attention import AttentionCase
+from harness.options import Options
+from harness.registry import Entry, Registry
+from harness.session import Session, tasks
+from impls.peers import PEERS
+
+
+def decode(name, **fields):
+    shape = {"num_q_heads": 8, "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "dtype": "bf16"}
+    return AttentionCase(name=f"peers.{name}", **{**shape, **fields})
+
+
+CASES = {
+    case.name.removeprefix("peers."): case
+    for case in (
+        decode("ragged", seq_lens=(5, 16, 33, 0, 48)),
+        decode("some_without_a_token", seq_lens=(20, 7, 33), q_lens=(1, 0, 1), dtype="f16"),
+        decode("no_token", seq_lens=(20, 7), q_lens=(0, 0)),
+        decode("own_scale", seq_lens=(40, 3), scale=0.3),
+        decode("group_16", seq_lens=(19, 64), num_q_heads=32, num_kv_heads=2, dtype="f16"),
+        decode("partitions", seq_lens=(1100, 513, 512, 3), num_q_heads=2, num_kv_heads=1, block_size=32),
+        decode("blocks_of_256", seq_lens=(300, 7, 256, 0), block_size=256),
+        decode("head_dim_80", seq_lens=(30, 17), head_dim=80),
+        decode("prefill", seq_lens=(20, 33, 5, 2), q_lens=(20, 3, 0, 4)),
+    )
+}
+
+
+@pytest.fixture
+def measured():
+    """measured(NAME, case, PARAMETER=...): the record of each of the peer's layouts, by layout; `tails` changes the entry."""
+
+    def measure(name, case, tails=None, **params):
+        (impl,) = (peer for peer in PEERS if peer.name == name)
+        here = dataclasses.replace(impl, devices=("cpu",), tails=tails or impl.tails)
+        options = Options(bench=False, relations="all" if case is CASES["ragged"] else "none")
+        session = Session(options, Registry([here]), "cpu", "run", isolated=True)
+        rows = tasks([case], [Entry(here, layout, params) for layout in here.layouts])
+        return {record.layout: record for _, record in session.run_tasks(rows, lambda *_: None)}
+
+    return measure
