@@ -54,13 +54,13 @@ def main(arguments: argparse.Namespace) -> int:
     folder = new_run(arguments.out)
     store = Appender(folder)
     checker = Checker(arguments, folder.name)
-    fuzz = Fuzz(entries, checker.check, seed=seed, seconds=60 * arguments.minutes)
+    fuzz, interrupted = Fuzz(entries, checker.check, seed=seed, seconds=60 * arguments.minutes), False
     try:
         for finding in fuzz.findings():
             store.append(finding.record)
             _tell(finding, folder, arguments)
     except KeyboardInterrupt:
-        print("pagedbench: interrupted", file=sys.stderr)
+        interrupted = True
     finally:
         checker.spare.close()
         store.close()
@@ -71,6 +71,8 @@ def main(arguments: argparse.Namespace) -> int:
         f"fuzz: {fuzz.num_cases} cases, {fuzz.num_judged} rows judged, {store.count} findings; seed {seed}",
         file=sys.stderr if arguments.json else sys.stdout,
     )
+    if interrupted:
+        raise UsageError(f"interrupted; {store.count} findings are kept in {store.path}")
     if not fuzz.num_judged:
         raise UsageError("nothing was judged: no chosen implementation runs on this device, or the time was too short")
     return int(store.count > 0)

@@ -257,3 +257,15 @@ def test_a_case_that_a_shape_cannot_say_stands_in_a_file():
     assert command_of(finding, "a b.json", ["k.py"], "cuda:1") == (
         "pagedbench check --impl 'mine.one[HND]' --case-file 'a b.json' --impl-file k.py --device cuda:1"
     )
+
+
+def test_a_run_that_is_interrupted_is_no_success(tmp_path, monkeypatch, capsys):
+    """What was found so far is kept, and the exit code does not say that all is well."""
+    monkeypatch.setattr(Fuzz, "findings", interrupt)
+
+    assert main(["fuzz", "--out", str(tmp_path)]) == 2
+    assert "interrupted; 0 findings are kept in" in capsys.readouterr().err
+
+
+def interrupt(fuzz):
+    raise KeyboardInterrupt
