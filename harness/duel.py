@@ -8,18 +8,14 @@ arm was started first, changes from round to round.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import random
 import selectors
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
+from harness.child import START, Child
 from harness.difference import Difference, paired
 from harness.interval import summarise
 from harness.names import UsageError
@@ -29,9 +25,9 @@ from harness.record import Record, parse_line
 from harness.registry import Entry
 from harness.trees import Side
 from harness.work import STALL_S, Work, lost_record
-from harness.workers import LAST_WORDS
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.arm import main; main(int(sys.argv[2]))"
+_START = START.format(module="harness.arm")
+
 OLD, NEW = 0, 1
 #: Attempts at a pair for each that is wanted: a visit with the clock held down makes none.
 ATTEMPTS = 2
@@ -69,18 +65,7 @@ class Arm:
     def __init__(self, setup: Setup, side: int) -> None:
         self.side, self._stall_s = side, setup.stall_s
         self._doing, self._rest, self._lines = "starting", b"", list[bytes]()
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the arm
-        read, write = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(list(setup.sides[side].path)), str(write)],
-            pass_fds=[write],
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-        os.close(write)
-        self._channel = os.fdopen(read, "rb", buffering=0)
+        self._child = Child(_START, setup.sides[side].path)
         self.send(
             tree=str(setup.sides[side].tree),
             device=setup.device,
@@ -91,10 +76,7 @@ class Arm:
 
     def send(self, **message: Any) -> None:
         """Tell the arm something; that it has died shows when it is asked."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+        self._child.send(message)
 
     def hear(self, *wanted: str) -> dict[str, Any]:
         """Return the next message that has one of these keys, and what it was doing is forgotten. Raises ArmDied.
@@ -116,31 +98,19 @@ class Arm:
 
     def _line(self) -> bytes:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._child.channel, selectors.EVENT_READ)
             while not self._lines:
                 if not selector.select(self._stall_s):
-                    raise ArmDied(f"silent for {self._stall_s:.0f} s in '{self._doing}'{self._last_words()}")
-                chunk = self._channel.read(1 << 16)
+                    raise ArmDied(f"silent for {self._stall_s:.0f} s in '{self._doing}'{self._child.last_words()}")
+                chunk = self._child.channel.read(1 << 16)
                 if not chunk:
-                    raise ArmDied(f"died in '{self._doing}': exit code {self._process.wait()}{self._last_words()}")
+                    raise ArmDied(f"died in '{self._doing}': exit code {self._child.process.wait()}{self._child.last_words()}")
                 *self._lines, self._rest = (self._rest + chunk).split(b"\n")
         return self._lines.pop(0)
 
-    def _last_words(self) -> str:
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(size - LAST_WORDS, 0))
-        words = self._output.read().decode(errors="replace").strip()
-        return f"; last words: {words}" if words else "; it left no last words"
-
     def close(self) -> None:
-        """End the process, however it is."""
-        self._process.kill()
-        self._process.wait()
-        self._channel.close()
-        self._output.close()
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        """End the process, however it is, and whatever it started."""
+        self._child.close()
 
 
 Play = Callable[["Duel", int, Numbers], None]

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.child import LAST_WORDS
 from harness.names import UsageError
 from harness.record import Record
 from harness.sanitizer_log import Finding, Log, parse
 from harness.store import RECORDS, load
 from harness.work import Work, lost_record
-from harness.workers import LAST_WORDS
 
 if TYPE_CHECKING:
     from harness.ops.case import Case

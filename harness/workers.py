@@ -5,27 +5,22 @@ A worker is alive as long as it says something: the limit is on silence, not on 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import selectors
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
+from harness.child import START, Child
 from harness.words import shortened, signal_name
 
 #: Seconds between two looks at whether a silent worker still lives, and that a worker without a channel is given to end.
 LOOK_S = 2.0
-#: Bytes of a dead worker's output that its row's record quotes.
-LAST_WORDS = 2000
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from harness.worker import main; main(int(sys.argv[2]))"
+_START = START.format(module="harness.worker")
 
 
 @dataclasses.dataclass
@@ -60,27 +55,13 @@ class Worker:
         self._rows: set[tuple[int, int]] = set()  # worked on since its start, by piece of work and number
         self._pieces = 0
         self._row_begin = 0  # where the output of the row begins
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        read, write = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path), str(write)],
-            pass_fds=[write],
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
-        os.close(write)
-        self._channel = os.fdopen(read, "rb", buffering=0)
+        self._child = Child(_START, sys.path)
 
     def ask(self, request: Mapping[str, Any], stall_s: float) -> Iterator[dict[str, Any]]:
         """Send it a piece of work and yield what it says until it is done, dies or is silent for `stall_s`."""
         self._row, self._doing, self.is_idle = None, "starting", False
         self._pieces += 1
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it may die at once; reading its channel tells
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
+        self._child.send(request)
         for line in self._lines(stall_s):
             message = json.loads(line)
             if "lost" in message:
@@ -105,11 +86,11 @@ class Worker:
         """Lines of the channel until it closes; on a silence of `stall_s` the worker is killed."""
         rest = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._child.channel, selectors.EVENT_READ)
             while True:
                 if not self._wait(selector, stall_s):
                     return
-                chunk = self._channel.read(1 << 16)
+                chunk = self._child.channel.read(1 << 16)
                 if not chunk:
                     return
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -122,53 +103,37 @@ class Worker:
         """
         patience = time.monotonic() + stall_s
         while not selector.select(max(0.0, min(LOOK_S, patience - time.monotonic()))):
-            if self._process.poll() is not None:
+            if self._child.process.poll() is not None:
                 return bool(selector.select(0))  # its last lines may have come since
             if time.monotonic() >= patience:
                 self.kill()
-                reason = f"silent for {stall_s:.0f} s in '{self._doing}', killed{self._last_words()}"
+                reason = f"silent for {stall_s:.0f} s in '{self._doing}', killed{self._child.last_words(self._row_begin)}"
                 self.death = Death("timeout", reason, self._row, self.is_after_others(self._row))
                 return False
         return True
 
     def _autopsy(self) -> Death:
         try:
-            code = self._process.wait(LOOK_S)
+            code = self._child.process.wait(LOOK_S)
             how = f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
             self.kill()
             how = "closed its channel and lived on, killed"
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # whatever it started
-        reason = f"died in '{self._doing}': {how}{self._last_words()}"
+        self._child.kill_group()
+        reason = f"died in '{self._doing}': {how}{self._child.last_words(self._row_begin)}"
         return Death("failed", reason, self._row, self.is_after_others(self._row))
 
     def is_after_others(self, row: int | None) -> bool:
         """Whether this process has worked on any row but this one."""
         return any(worked != (self._pieces, row) for worked in self._rows)
 
-    def _last_words(self) -> str:
-        """What it said of late, but nothing that was said before the row it is at."""
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(size - LAST_WORDS, min(self._row_begin, size)))
-        words = self._output.read().decode(errors="replace").strip()
-        return f"; last words: {words}" if words else "; it left no last words"
-
     def kill(self) -> None:
         """End the worker and whatever it started; harmless when it has ended."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it may end between the two calls
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._child.kill()
 
     def close(self) -> None:
         """Kill it and let go of its channel and its words."""
-        self.kill()
-        self._channel.close()
-        self._output.close()
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # what it did not read before it died
-                self._process.stdin.close()
+        self._child.close()
 
 
 class Stopped(Exception):

@@ -191,7 +191,7 @@ def test_no_process_is_left(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         Duel(Setup(sides=(Side(tree=Path("{}")),) * 2), [Match(case=TINY, entries=(entry("a"),) * 2)]).run(1, play)
     assert len(started) == 2
-    assert all(arm._process.poll() is not None for arm in started)
+    assert all(arm._child.process.poll() is not None for arm in started)
 
 
 # Trees.

@@ -229,8 +229,8 @@ def test_a_spare_worker_is_ended_once():
     spare.close()
     spare.close()
 
-    assert first._process.poll() is not None
-    assert second._process.poll() is not None
+    assert first._child.process.poll() is not None
+    assert second._child.process.poll() is not None
 
 
 def test_without_hypothesis_it_says_how_to_get_it(monkeypatch, capsys, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import workers
+from harness import child, workers
 from harness.names import UsageError
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.layouts import HND
@@ -169,7 +169,7 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
         assert died == status
         assert says.replace("copy.tiny", case) in reason
         assert f"check {case} toy.{name}[HND]" in reason
-        assert len(reason) < 2 * workers.LAST_WORDS
+        assert len(reason) < 2 * child.LAST_WORDS
     assert boss.facts["spent_s"] == {"check": 1.5}
     assert time.monotonic() - begin < 30
 
@@ -178,7 +178,7 @@ def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
 def starts(monkeypatch):
     """Counts the workers that are started."""
     pids, start = [], workers.Worker.__init__
-    monkeypatch.setattr(workers.Worker, "__init__", lambda self: (start(self), pids.append(self._process.pid))[0])
+    monkeypatch.setattr(workers.Worker, "__init__", lambda self: (start(self), pids.append(self._child.process.pid))[0])
     return pids
 
 
