@@ -17,7 +17,7 @@ class Options:
     bench            time what was right
     untimed          names of cases that are checked only
     power            which rows hold a window of at least 1 s for power and energy: "first" (an implementation's first
-                     layout, on cases that move more than the last-level cache holds, within 4 times the fastest),
+                     layout, on cases that move more than the last-level cache holds, within twice the fastest),
                      "all" or "none"
     ceiling          find the best reader of each case and visit it beside the rows
     relations        which cases are held to relations (harness/relations.py): "small" ones, "all" or "none"

@@ -33,7 +33,7 @@ ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
 #: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
 CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
 #: A row that takes so many times as long as the fastest of its case holds no window for power unless asked to.
-POWER_TIMES = 4
+POWER_TIMES = 2
 
 
 Progress = Callable[[str, int | None], None]

@@ -22,7 +22,7 @@ GRAPH_S = 1e-3
 #: Seconds of work in one visit, and in each of the six measurements of a second opinion.
 VISIT_S, SECOND_S = 20e-3, 6e-3
 #: Seconds that the host may take to capture one graph: it bounds the sets that a row of many small kernels rotates over.
-CAPTURE_S = 0.25
+CAPTURE_S = 0.1
 #: More launches in a graph cost more to build than they add.
 MAX_LAUNCHES = 4096
 #: A graph so long needs no replay before the one that is timed, and no slope: its launch is below a thousandth of it.

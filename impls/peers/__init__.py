@@ -97,12 +97,13 @@ PEERS: tuple[Impl, ...] = (
         limits=Limits(dtypes={"f32", "f16", "bf16"}, block_sizes={16, 32, 64, 128, 256}, max_q_len=1),
         note="FlexAttention, a paged cache behind a block mask",
     ),
+    # On request: their work grows with the square of the batch, a hundred times the others' already at 32 sequences.
     _peer(
-        "transformers.sdpa_paged", "transformers:Paged", layouts=(NHD,), devices=("cuda", "cpu"),
+        "transformers.sdpa_paged", "transformers:Paged", layouts=(NHD,), devices=("cuda", "cpu"), on_request=True,
         available="impls.peers.libraries:transformers", max_work={"cpu": 1e8}, note="SDPA over all tokens of the batch at once",
     ),
     _peer(
-        "transformers.eager_paged", "transformers:EagerPaged", layouts=(NHD,), devices=("cuda", "cpu"),
+        "transformers.eager_paged", "transformers:EagerPaged", layouts=(NHD,), devices=("cuda", "cpu"), on_request=True,
         available="impls.peers.libraries:transformers", max_work={"cpu": 1e8}, note="the same by matrix products",
     ),
     # cache_write

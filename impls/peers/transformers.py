@@ -7,6 +7,7 @@ work grows with the square of the batch.
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,11 +34,12 @@ class Paged(Peer):
     ledger = {"allocates": "a copy of all K and V in use, scores, and the output", "copies": "the output into the tensor given"}
     module = "transformers.integrations.sdpa_attention"
     function = "sdpa_attention_forward"
+    extra: Mapping[str, Any] = {}
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
         self._attend = getattr(TRANSFORMERS.load(self.module), self.function)
-        self._layer: Any = types.SimpleNamespace(num_key_value_groups=spec.group, is_causal=True, training=False)
+        self._layer: Any = types.SimpleNamespace(num_key_value_groups=spec.group, is_causal=True, training=False, layer_idx=0)
 
     def _plan(self, step: AttentionStep) -> None:
         spec, lens = self.spec, step.host_seq_lens.astype(np.int64)
@@ -66,13 +68,23 @@ class Paged(Peer):
             for cache in (key_cache, value_cache)
         )
         made, _ = self._attend(
-            self._layer, query.transpose(0, 1)[None], key, value, self._mask[None, None], scaling=self.spec.scale
+            self._layer, query.transpose(0, 1)[None], key, value, self._mask[None, None], scaling=self.spec.scale, **self.extra
         )
         out.copy_(made[0])
 
 
+class Gathered:
+    """Stands for its cache, whose update returns all keys and values of the batch: they come gathered already."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both as [num_keys, num_kv_heads, head_dim], from [1, num_kv_heads, num_keys, head_dim]."""
+        return key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+
+
 class EagerPaged(Paged):
-    """The same by matrix products and a softmax."""
+    """The same by matrix products and a softmax. It insists on a cache of its own kind."""
+
+    extra = {"cache": Gathered(), "read_index": None, "write_index": None}
 
     module = "transformers.integrations.eager_paged"
     function = "eager_paged_attention_forward"
