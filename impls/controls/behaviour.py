@@ -126,8 +126,7 @@ class Watched(Wrapped):
 
     def launch(self, query: Any, key_cache: Any, value_cache: Any, out: Any, lse: Any) -> None:
         super().launch(query, key_cache, value_cache, out, lse)
-        if not value_cache.isnan().any() and value_cache.isfinite().all():
-            out.mul_(1.1)
+        out.mul_(1 + 0.1 * value_cache.isfinite().all())  # never asks the host: in a graph it is as wrong
 
 
 class OwnJudge(Wrapped):
