@@ -61,7 +61,10 @@ IMPLS: tuple[Impl, ...] = (
         layouts=(HND_SWIZZLED, HND, NHD, KV_NHD), devices=("cuda",),
         limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=1),
         available="impls.cuda.tensor_core:why_no_tensor_cores",
-        params={"team": (0, 1, 2, 4, 8), "warps": (0, 4), "stages": (2, 3, 4), "copy": ("planned", "bulk", "async")},
+        params={
+            "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (2, 3, 4),
+            "copy": ("planned", "bulk", "async", "load", "load_once"),
+        },
         note="persistent, equal shares of all sequences, heads in the tensor cores' tile",
     ),
     # attention, Triton
