@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cases import models
-from cases.lengths import ragged
+from cases.lengths import log_normal, ragged
 
 BLOCK_SIZES = (1, 8, 16, 24, 32, 64, 128, 256)
 
@@ -67,7 +67,11 @@ RAGGED = (
 STRAGGLER = models.LLAMA3_8B.attention("decode.llama3_8b.straggler", (32768, *(64,) * 15))
 # The same at the end of a large batch, where a scheduler that deals in order meets it last.
 STRAGGLER_LAST = models.QWEN3_32B.attention("decode.qwen3_32b.straggler_last", (*(256,) * 127, 131072))
-SKEWED = (STRAGGLER, STRAGGLER_LAST)
+# One long sequence in the middle of 255 that a block or four hold: who splits by sequences leaves all SMs but one idle.
+ONE_OF_256 = models.LLAMA3_8B.attention("decode.llama3_8b.one_64k_of_256", (*(64,) * 128, 65536, *(64,) * 127))
+# As requests come: as many below 1024 tokens as above, one in six beyond 2784, the longest 18345.
+LOG_NORMAL = models.LLAMA3_8B.attention("decode.llama3_8b.log_normal", log_normal(256, median=1024, sigma=1.0, seed=1))
+SKEWED = (STRAGGLER, STRAGGLER_LAST, ONE_OF_256, LOG_NORMAL)
 
 # More tokens, in two ways: longer sequences, and more of them.
 CONTEXT = (

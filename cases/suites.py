@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import copies, decode, edges, facts, faults, prefill, writes
+from cases import ceilings, copies, decode, edges, facts, faults, prefill, writes
 from harness.ops.case import Case
 
 Suite = tuple[Case, ...]
@@ -79,6 +79,7 @@ SUITES: dict[str, Suite] = {
     "context": CONTEXT,
     "facts": facts.FACTS,
     "faults": faults.FAULTS,
+    "ceiling": ceilings.CEILINGS,
 }
 
 #: cases of a suite that are there to be right, not to be fast: checked in every run of the suite, timed when named alone
@@ -96,8 +97,9 @@ SUITE_NOTES: dict[str, str] = {
     "block_size": "The same tokens in blocks of 1 to 256.",
     "context": "Llama 3 8B from 512 tokens to 131072 and from one sequence to 256.",
     "facts": "The twelve cases on which other libraries' kernels were measured side by side.",
+    "ceiling": "Reads of 8 MB to 2 GB in chunks of 1 to 32 KB that lie anywhere: what `pagedbench ceiling` measures by itself.",
     "faults": "The smallest input that shows each public fault, 32-bit offsets among them (docs/faults.md).",
 }
 
 #: every case by its name
-ALL: dict[str, Case] = {case.name: case for case in (*_TIMED, *faults.FAULTS)}
+ALL: dict[str, Case] = {case.name: case for case in (*_TIMED, *faults.FAULTS, *ceilings.CEILINGS)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from harness import checks
-from harness.ceiling import fastest
+from harness.ceiling import fastest, floor
 from harness.guards import restore
 from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards, finite
 from harness.interval import half_width, is_converged
@@ -100,6 +100,8 @@ class CaseRun:
             return "failed", f"whether it can run here: {of_error(error)}"
         if why_not:
             return "unsupported", why_not
+        if row.entry.impl.role == "floor":
+            return "skipped", "does nothing, so that nothing of it could be right; other rows' records tell its time as floor_s"
         needed, free = self._needed_bytes(row), self.device.free_bytes()
         if needed > 0.9 * free:
             return "skipped", (
@@ -205,12 +207,14 @@ class CaseRun:
         layers, wants_ceiling = self._num_layers(), self.session.options.ceiling
         readers = self._readers(layers) if wants_ceiling and any(row.entry.impl.role != "reader" for row in rows) else []
         timed = [row for row in rows if self.make_timer(row)]
-        self.session.visit(self, [*timed, *readers])
+        floors = self._floors(timed, layers) if wants_ceiling else []
+        self.session.visit(self, [*timed, *readers, *floors])
         medians = [summary.median for row in timed if (summary := row.summary()) is not None]
         with self.session.phase("finish"):
             for row in timed:
                 self._finish(row, readers, min(medians, default=0.0))
-        for row in [*rows, *readers]:
+                _hold_against_floor(row, floors)
+        for row in [*rows, *readers, *floors]:
             row.release()
 
     def make_timer(self, row: Row) -> bool:
@@ -228,6 +232,14 @@ class CaseRun:
         self.progress(f"ceiling {self.case}", None)
         with self.session.phase("ceiling"):
             return fastest(rows, lambda layout: self._stage(TIMED, layout, layers))
+
+    def _floors(self, rows: Sequence[Row], layers: int) -> list[Row]:
+        """Launches that do nothing, in a layout that is staged already."""
+        entries = self.session.registry.entries(roles=("floor",))
+        wanted = [entry for entry in entries if any(entry.layout is row.entry.layout for row in rows[:1])]
+        with self.session.phase("ceiling"):
+            made = [Row(self.case, entry, self.device, self.session.nvml) for entry in wanted]
+            return floor(made, lambda layout: self._stage(TIMED, layout, layers))
 
     def _finish(self, row: Row, readers: Sequence[Row], fastest_s: float) -> None:
         """Everything about a timed row that needs its samples."""
@@ -276,6 +288,12 @@ class CaseRun:
         row.fields["ceiling_share"] = ceiling.median / summary.median
         if summary.high < ceiling.low:
             row.flags.append("above the ceiling: the measurement is wrong somewhere")
+
+
+def _hold_against_floor(row: Row, floors: Sequence[Row]) -> None:
+    measured = [found.median for other in floors if (found := other.summary()) is not None and other.status == "ok"]
+    if measured and row.summary() is not None:
+        row.fields["floor_s"] = min(measured)
 
 
 def _for_entry(row: Row, family: Hazards) -> Hazards:

@@ -42,6 +42,7 @@ class Record:
     traffic_bytes, flops            what must be moved and computed at least
     ceiling_s, ceiling_by           seconds in which the best reader reads the same blocks, and its name
     ceiling_share                   ceiling_s / launch_s
+    floor_s                         seconds of a launch that does nothing, timed in the same way: no row takes less
     workspace_bytes, memory         declared; {"allocator_peak_bytes", "nvml_bytes"} as measured
     nvml                            clocks, temperature, throttle reasons around the samples
     power_w, energy_j               instantaneous power, and energy a launch, over a window of their own
@@ -76,6 +77,7 @@ class Record:
     ceiling_s: float | None = None
     ceiling_by: str | None = None
     ceiling_share: float | None = None
+    floor_s: float | None = None
     workspace_bytes: int | None = None
     memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
     nvml: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -149,7 +151,9 @@ _LARGEST = 1e300
 #: levels of lists and objects in each other; ours have five, and what copies or writes a record calls itself for each
 _DEEPEST = 50
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
-_NUMBERS = {"host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j"}
+_NUMBERS = {
+    "host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s", "workspace_bytes", "power_w", "energy_j",
+}
 _MAPPINGS = {"shape", "params", "check", "memory", "nvml"}
 #: mappings of names to texts
 _FACTS = {"unit", "toolchain"}

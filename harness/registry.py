@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harness.ops.case import Case
 
 ENTRY_POINT_GROUP = "pagedbench.impls"
-ROLES = ("implementation", "control", "reader")
+ROLES = ("implementation", "control", "reader", "floor")
 #: relations (harness/relations.py) and how far an entry claims each unless it says otherwise
 RELATIONS = {
     "repeat": "bitwise",
@@ -161,7 +161,8 @@ class Impl:
     max_work     by device kind, the most operations (flops or bytes of a case) worth waiting for; more is "skipped"
     available    "module:function", loaded on first use: f(device_kind) -> None, or why it cannot run on this machine
     on_request   comes only when it is named: a run of everything would wait for it
-    role         "implementation"; "control": wrong on purpose; "reader": reads the case's bytes only, sets the ceiling
+    role         "implementation"; "control": wrong on purpose; "reader": reads the case's bytes only, sets the ceiling;
+                 "floor": launches and does nothing, and has no rows
     note         one line for `pagedbench list`
     """
 

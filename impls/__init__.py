@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, NHD, PAGED
+from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, LAYOUTS, NHD, PAGED
 from harness.registry import DETERMINISTIC, Impl, Limits
 from impls.controls import CONTROLS
 from impls.peers import PEERS
@@ -61,7 +61,10 @@ IMPLS: tuple[Impl, ...] = (
         layouts=(HND_SWIZZLED, HND, NHD, KV_NHD), devices=("cuda",),
         limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=1),
         available="impls.cuda.tensor_core:why_no_tensor_cores",
-        params={"team": (0, 1, 2, 4, 8), "warps": (0, 4), "stages": (2, 3, 4), "copy": ("planned", "bulk", "async")},
+        params={
+            "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (2, 3, 4),
+            "copy": ("planned", "bulk", "async", "load", "load_once"),
+        },
         note="persistent, equal shares of all sequences, heads in the tensor cores' tile",
     ),
     # attention, Triton
@@ -124,6 +127,16 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="ceiling.torch_read", op="attention", role="reader", prepare="impls.torch_read:prepare",
         layouts=(HND, NHD), limits=Limits(head_dim_multiple=2), devices=("cpu",), note="embedding_bag over scattered rows",
+    ),
+    # floors: what a launch takes at least
+    Impl(
+        name="floor.empty_kernel", op="attention", role="floor", prepare="impls.cuda.empty:prepare",
+        layouts=tuple(LAYOUTS.values()), devices=("cuda",), available="impls.cuda.jit:why_missing",
+        note="a kernel that does nothing",
+    ),
+    Impl(
+        name="floor.empty_call", op="attention", role="floor", prepare="impls.empty_call:prepare",
+        layouts=tuple(LAYOUTS.values()), devices=("cpu",), note="a call that does nothing",
     ),
     # other people's, where their libraries are found
     *PEERS,

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.commands.selection import add_selection, cases_of, entries_of, registry_of
 from harness.names import UsageError
-from harness.registry import Impl
+from harness.registry import ROLES, Impl
 from harness.rooms import load_room
 from harness.words import printable
 
@@ -35,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--resources shows every kernel of this repository; leave {option} out")
         return _resources(arguments)
     registry = registry_of(arguments)
-    entries = entries_of(arguments, registry, roles=("implementation", "control", "reader"))
+    entries = entries_of(arguments, registry, roles=ROLES)
     impls = list({entry.impl.name: entry.impl for entry in entries}.values())
     chosen = arguments.suite is not None or arguments.case or arguments.case_file or arguments.shape
     cases = cases_of(arguments)[1] if chosen else []

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.ceilings import hold_against, load_ceilings
 from harness.commands.engines import add_engine, engine_of
 from harness.commands.selection import (
     add_device,
@@ -89,9 +91,10 @@ def execute(
     cases: Sequence[Case],
     entries: Sequence[Entry],
     show: Callable[[Sequence[Record]], None],
+    takes: Callable[[Case, Entry], bool] = lambda case, entry: True,
 ) -> int:
-    """Measure `entries` on `cases` into a new run's folder, show the records, and return the exit code."""
-    rows = rows_of(cases, entries)
+    """Measure `entries` on those of `cases` that they take into a new run's folder, show the records, return the exit code."""
+    rows = [(case, entry) for case, entry in rows_of(cases, entries) if takes(case, entry)]
     make_engine = engine_of(arguments, registry)
     from harness.store import Appender, new_run
 
@@ -118,6 +121,7 @@ def execute(
     )
     records: list[Record] = [] if begun is None else [*begun.records]
     place = {case.name: number for number, case in enumerate(cases)}
+    known = functools.cache(lambda device: load_ceilings(device)[0])
 
     def by_place(record: Record) -> int:
         return place.get(record.case, -1)  # a resumed run may hold cases that are not asked for now
@@ -127,7 +131,7 @@ def execute(
     with Progress(len(work.rows), quiet=arguments.json) as progress:
         engine = make_engine(work, progress.say)
         try:
-            for record in engine.records():
+            for record in (hold_against(known, record) for record in engine.records()):
                 store.append(record)
                 records.append(record)
                 progress.step()

@@ -101,7 +101,17 @@ def ceiling_line(group: rows.CaseRows) -> str:
         by = f", by {known.ceiling_by}" if known.ceiling_by else ""
         speed = rate.show(known.traffic_bytes / known.ceiling_s, 3)
         parts.append(f"ceiling {speed} {rate.unit} ({time.show(known.ceiling_s)} {time.unit}{by})")
+    parts += floor_of(group)
     return "; ".join(parts or ["no ceiling was measured"]) + "."
+
+
+def floor_of(group: rows.CaseRows) -> list[str]:
+    """Return in words what a launch takes that does nothing; [] where it was not timed, or arithmetic binds the case."""
+    known = next((record for record in group.timed if record.floor_s), None)
+    if known is None or not known.floor_s or rows.is_arithmetic(known):
+        return []
+    time = units.time_scale(known.device_kind, [known.floor_s])
+    return [f"an empty launch {time.show(known.floor_s)} {time.unit}"]
 
 
 def fact_tables(records: Sequence[Record], facts: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Sequence[Table]]]:

@@ -61,7 +61,7 @@ def _heading(group: rows.CaseRows, rate: units.Scale) -> str:
     if known and known.ceiling_s and known.traffic_bytes:
         by = f" by {known.ceiling_by}" if known.ceiling_by else ""
         parts.append(f"ceiling {rate.show(known.traffic_bytes / known.ceiling_s, 3)} {rate.unit}{by}")
-    return textwrap.fill("; ".join(parts), WIDTH, subsequent_indent="  ")
+    return textwrap.fill("; ".join([*parts, *tables.floor_of(group)]), WIDTH, subsequent_indent="  ")
 
 
 def _traffic(group: rows.CaseRows) -> list[str]:

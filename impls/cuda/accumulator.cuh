@@ -9,7 +9,7 @@
 #include "ring.cuh"
 
 constexpr int kColumns = (kHeads + 7) / 8;      // MMA tiles of 8 heads
-constexpr int kSteps = kHeadDim / 16;           // MMA tiles of 16 elements
+constexpr int kSteps = kLoads ? (kHeadDim + 63) / 64 * 4 : kHeadDim / 16;    // MMA tiles of 16 elements; by loads, of whole lines
 constexpr int kWholeChunks = kRowBytes / 128 * 8;    // 16-byte chunks of a row that are swizzled, in groups of eight
 static_assert(kHeadDim % 16 == 0, "PA_HEAD_DIM must be a multiple of 16, the rows of an MMA tile");
 static_assert(sizeof(Scalar) == 2, "PA_SCALAR must be of 16 bits");
@@ -46,6 +46,12 @@ struct Accumulator {
             }
             most[c][0] = most[c][1] = -CUDART_INF_F;
         }
+    }
+
+    // Without a query yet.
+    __device__ Accumulator(float scale, int lane) : lane(lane), scale(scale) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) most[c][0] = most[c][1] = -CUDART_INF_F;
     }
 
     // Attend to a tile whose first token is `first_token`; `left` of its tokens exist, at least one.

@@ -14,7 +14,9 @@ from typing import Any
 from impls.cuda import jit
 
 #: modules of this folder with a function `builds`
-PAGES: tuple[str, ...] = ("per_token", "block_parallel", "split_kv", "tensor_core", "cache_write", "block_copy", "read_blocks")
+PAGES: tuple[str, ...] = (
+    "per_token", "block_parallel", "split_kv", "tensor_core", "cache_write", "block_copy", "read_blocks", "empty",
+)
 
 #: bytes of shared memory that a CTA may opt in to, static and dynamic together
 SHARED_LIMIT = {

@@ -145,7 +145,7 @@ def _nvrtc(request: _Request) -> tuple[bytes, dict[str, Any]]:
         from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
-        name=request.path.name, arch=request.arch, std="c++17", define_macro=list(request.macros),
+        name=request.path.name, arch=request.arch, std="c++17", define_macro=list(request.macros) or None,
         include_path=[*map(str, request.folders()), str(headers)], ptxas_options=["-v"],
         no_cache=True,  # NVRTC 13 has a cache of its own; what it finds there, ptxas says nothing of
     )

@@ -8,7 +8,7 @@
 #include "shares.cuh"
 
 constexpr int kQuads = kHeadDim / 4;    // of a row of sums
-constexpr int kAtOnce = 16;             // partials of other teams read at a time: each turn costs a trip to L2
+constexpr int kAtOnce = PA_AT_ONCE;     // partials of other teams read at a time: each turn costs a trip to L2
 
 // A warp's partials of a segment. The padding spreads what a warp stores at once over all banks (accumulator.cuh).
 struct Partials {

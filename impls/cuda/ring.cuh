@@ -1,4 +1,5 @@
 // ring.cuh -- a warp's tiles of K and V on their way to shared memory: it issues the copies of those to come itself.
+// fragments.cuh is the way without shared memory; both ask the cursor which tile is next.
 //
 //   BULK     a run at a time, the tokens of a tile that follow one another in memory and end up so in a stage; lanes 0-15 copy
 //            the runs of K, 16-31 those of V
@@ -10,8 +11,9 @@
 
 // Specialised by tensor_core.py.
 constexpr int kStages = PA_STAGES;
-enum Copy { BULK, ASYNC };
+enum Copy { BULK, ASYNC, LOAD, LOAD_ONCE };
 constexpr Copy kCopy = PA_COPY;
+constexpr bool kLoads = kCopy == LOAD || kCopy == LOAD_ONCE;    // no ring: kStages is 0
 
 __device__ constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
@@ -27,7 +29,7 @@ constexpr int kChunks = kRowBytes / 16;                           // of a row
 constexpr int kArrivals = kCopy == BULK ? 1 : 32;                 // at a stage's barrier, besides the bytes
 constexpr bool kOneBlock = kBlockSize % kTile == 0;               // holds all tokens of a tile
 static_assert(kRuns <= 16, "a lane copies one run");
-static_assert(kCopy == ASYNC || kHasBulkCopies, "PA_COPY=BULK needs sm_90 or newer");
+static_assert(kCopy != BULK || kHasBulkCopies, "PA_COPY=BULK needs sm_90 or newer");
 
 // The caches, as the teams of one lane see them.
 struct Caches {
@@ -38,26 +40,52 @@ struct Caches {
     int num_kv_heads, lanes, lane_of_heads;
 };
 
-struct Ring {
+// The next tile to copy: every kTeam-th of a share that ends at `end`, across segments.
+struct Cursor {
     const Caches caches;
     const Shares& shares;
-    unsigned char* const stages;    // [kStages, 2, kTileBytes]
-    Barrier* const barriers;        // [kStages]
     const int lane, end;
 
-    Segment segment;    // of the next tile to copy
+    Segment segment;    // of the tile
     int position;       // of it
     int block;          // that holds the lane's run of it, fetched ahead
-    int stage = 0;      // to be read next
+
+    __device__ Cursor(const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, int lane)
+        : caches(caches), shares(shares), lane(lane), end(end), segment(segment), position(position) {
+        fetch();
+    }
+
+    __device__ void advance() {
+        position += kTeam;
+        fetch();
+    }
+
+    __device__ int kv_head() const { return (segment.round * caches.lanes + caches.lane_of_heads) / kParts; }
+    __device__ int tile_token() const { return (position - segment.first) * kTile; }    // the first
+    __device__ int tile_tokens() const { return min(kTile, shares.sequences[segment.seq].num_tokens - tile_token()); }
+
+    // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
+    __device__ void fetch() {
+        if (position >= end) return;
+        while (position >= segment.end) segment = shares.after(segment, end);
+        const int run_token = kOneBlock ? 0 : lane % 16 % kRuns * kRun;
+        if (run_token >= tile_tokens()) return;
+        block = caches.block_tables[segment.seq * caches.table_stride + (tile_token() + run_token) / kBlockSize];
+    }
+};
+
+struct Ring : Cursor {
+    unsigned char* const stages;    // [kStages, 2, kTileBytes]
+    Barrier* const barriers;        // [kStages]
+
+    int stage = 0;    // to be read next
     unsigned parity = 0;
 
     // Start the copies of the first kStages tiles from `position` on, every kTeam-th of a share that ends at `end`.
     __device__ Ring(
         const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char* stages,
         Barrier* barriers, int lane)
-        : caches(caches), shares(shares), stages(stages), barriers(barriers), lane(lane), end(end), segment(segment),
-          position(position) {
-        fetch();
+        : Cursor(caches, shares, segment, position, end, lane), stages(stages), barriers(barriers) {
 #pragma unroll 1    // one copy of the code that fills is enough
         for (int i = 0; i < kStages; ++i) fill(i);
     }
@@ -75,21 +103,9 @@ struct Ring {
         if (++stage == kStages) stage = 0, parity ^= 1;
     }
 
-    __device__ int tile_token() const { return (position - segment.first) * kTile; }    // the first
-    __device__ int tile_tokens() const { return min(kTile, shares.sequences[segment.seq].num_tokens - tile_token()); }
-
-    // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
-    __device__ void fetch() {
-        if (position >= end) return;
-        while (position >= segment.end) segment = shares.after(segment, end);
-        const int run_token = kOneBlock ? 0 : lane % 16 % kRuns * kRun;
-        if (run_token >= tile_tokens()) return;
-        block = caches.block_tables[segment.seq * caches.table_stride + (tile_token() + run_token) / kBlockSize];
-    }
-
     __device__ void fill(int to) {
         if (position >= end) return;
-        const int kv_head = (segment.round * caches.lanes + caches.lane_of_heads) / kParts;
+        const int kv_head = this->kv_head();
         unsigned char* keys = stages + to * 2 * kTileBytes;
         if constexpr (kCopy == BULK) {
             const bool is_value = lane >= 16;
@@ -103,8 +119,7 @@ struct Ring {
             copy_chunks(keys + kTileBytes, caches.value_cache, {caches.value_stride, caches.num_kv_heads, kv_head});
             arrive_after_copies(barriers + to);
         }
-        position += kTeam;
-        fetch();
+        advance();
     }
 
     __device__ void copy_run(unsigned char* tile, const Scalar* cache, const KvHead& head, Barrier* barrier) {

@@ -12,17 +12,28 @@
 //   sums, stats, arrived    the workspace of partials.cuh
 // Work         a CTA an SM, block kWarps * 32 threads; how they share it is in shares.cuh
 //   team           kTeam warps, the same heads of one share, merged in partials.cuh
-//   warp           its own ring of kStages stages, each a tile of K and V, filled by copies that it issues itself: ring.cuh
+//   warp           its own ring of kStages stages, each a tile of K and V, filled by copies that it issues itself: ring.cuh;
+//                  or a tile in registers, as 16-byte loads bring it: fragments.cuh
 //   tile           scores^T = K query^T, then sums^T += V^T weights^T: tokens and elements are the 16 rows of the MMA and
 //                  heads its 8 columns, so that a group of up to 8 leaves no half of a tile empty
 // Reads        no table entry past the last block, no slot past seq_lens[s]; K and V once for kHeads query heads.
-// Hides        the block id of a tile is fetched one fill ahead, a tile's bytes kStages tiles ahead, also across segments.
+// Hides        the block id of a tile is fetched one fill ahead, a tile's bytes kStages tiles (by loads, one) ahead, also across segments.
 // Sums         in float; weights are rounded to Scalar for the second product.
 
 #include "accumulator.cuh"
 #include "mbarrier.cuh"
 #include "partials.cuh"
 #include "ring.cuh"
+
+// How tiles come, and what sums them.
+#if PA_STAGES > 0
+using Tiles = Ring;
+using Sums = Accumulator;
+#else
+#include "fragments.cuh"
+using Tiles = Fragments;
+using Sums = FragmentAccumulator;
+#endif
 
 static_assert(kRingBytes + sizeof(Partials) == PA_WARP_BYTES, "PA_WARP_BYTES must be what a warp takes of shared memory");
 
@@ -72,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
     float scale, float4* sums, float2* stats, unsigned* arrived, int lanes) {
     extern __shared__ __align__(128) unsigned char memory[];    // rings, partials, sequences; sized by tensor_core.py
-    __shared__ Barrier barriers[kWarps][kStages];
+    __shared__ Barrier barriers[kWarps][kStages + kLoads];    // no array is empty
     Partials* all_partials = reinterpret_cast<Partials*>(memory + kWarps * kRingBytes);
     Sequence* sequences = reinterpret_cast<Sequence*>(all_partials + kWarps);
 
@@ -90,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         const int end = shares.begin(column + 1), begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
         int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th
-        Ring ring(
+        Tiles tiles(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
             shares, segment, position, end, memory + warp * kRingBytes, barriers[warp], lane);
         const Workspace workspace = {sums, stats, arrived};
@@ -100,11 +111,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
             const int num_heads = min(kHeads, kGroup - heads % kParts * kHeads);
             const int token = query_start_loc[segment.seq], num_tokens = sequences[segment.seq].num_tokens;
 
-            Accumulator mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
+            Sums mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
             for (; position < segment.end; position += kTeam) {
                 const int first_token = (position - segment.first) * kTile;
-                mine.add(ring.wait(), first_token, num_tokens - first_token);
-                ring.refill();
+                mine.add(tiles.wait(), first_token, num_tokens - first_token);
+                tiles.refill();
             }
             mine.leave(all_partials[warp]);
             finish(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
-from impls.cuda import jit
+from impls.cuda import fragments, jit
 from impls.cuda.attention import SIGNATURE, Attention, Shape, load
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
 from impls.cuda.split_kv import count_sms
@@ -39,9 +39,10 @@ class Teams:
 
     heads     query heads of a warp; `parts` warps, of different teams, share a larger group
     warps     of a CTA, of which there is one an SM
-    stages    of a warp's ring, each a tile of K and V
-    team      warps that share a segment of a sequence: 1, or 2, 4, ... up to `warps`
-    copy      how a warp's tiles come: "bulk" copies of whole runs, or 16 bytes a lane, "async"
+    stages    of a warp's ring, each a tile of K and V; 0 without one
+    team      warps that share a segment of a sequence: a divisor of `warps`
+    copy      how a warp's tiles come: to its ring by "bulk" copies of whole runs, or 16 bytes a lane, "async"; to registers by
+              "load", or by "load_once", which leaves L2 first
     """
 
     heads: int
@@ -53,17 +54,19 @@ class Teams:
 
     def macros(self) -> dict[str, str | int]:
         """The macros of shares.cuh, partials.cuh and ring.cuh."""
+        at_once = fragments.partials_at_once(self.warps) if self.copy in fragments.LOADS else 16
         return {
             "PA_HEADS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
-            "PA_COPY": self.copy.upper(),
+            "PA_COPY": self.copy.upper(), "PA_AT_ONCE": at_once,
         }
 
 
 def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Teams:
     """Choose for `spec` on a GPU of `num_sms` SMs of `arch`.
 
-    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Raises Unsupported
-    where nothing fits, the team does not divide the warps, or `arch` has no bulk copies to be asked for.
+    The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8, or, without rings,
+    as registers do. Raises Unsupported where nothing fits, the team does not divide the warps, `arch` has no bulk copies to be
+    asked for, or loads cannot read the layout.
     """
     params = {"team": 0, "warps": 0, "stages": 2, "copy": "planned", **spec.params}
     parts = count_parts(shape)
@@ -71,15 +74,19 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
+    stages, most = params["stages"], WARPS
+    if copy in fragments.LOADS:
+        fragments.refuse(shape, copy, stages)
+        stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
     shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
-    warps = count_warps(shape, heads, params["stages"], spec.max_num_seqs, shared_limit, (asked,) if asked else WARPS)
+    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most)
     if not warps:
-        least = shared_bytes(shape, heads, asked or 1, params["stages"], spec.max_num_seqs)
+        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
     team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
-    return Teams(heads=heads, parts=parts, warps=warps, stages=params["stages"], team=team, copy=copy)
+    return Teams(heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy)
 
 
 def choose_copy(shape: Shape, arch: str) -> str:
@@ -101,14 +108,14 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """All warps of a CTA, up to `most`, where shares are short, else half of them; both as measured, docs/kernels.md.
+    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md.
 
     The pool bounds how much there is in all: in a small one, few sequences are long.
     """
     longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
     tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
     share = tiles * spec.num_kv_heads * parts / num_warps
-    return max(most // 2, 1) if share >= LONG_SHARE else most
+    return max(min(most // 2, 4), 1) if share >= LONG_SHARE else most
 
 
 def count_lanes(num_teams: int, num_heads: int) -> int:
@@ -176,6 +183,14 @@ def why_no_tensor_cores(device_kind: str) -> str | None:
 def builds(arch: str) -> list[Build]:
     """Builds that stand for all, at most 256 sequences; as many warps as `arch` has room for, one `part`-th of them a team."""
     swizzled, bulk = HND_SWIZZLED.name, "bulk" if has_bulk_copies(arch) else "async"
+    loads = (
+        (Shape(), 12, 4, "load"),
+        (Shape(layout="NHD", group=8), 12, 12, "load_once"),
+        (Shape(layout="NHD", group=16), 8, 4, "load"),
+        (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load"),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 8, 4, "load"),
+        (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load"),
+    )
     listed = (
         (Shape(layout=swizzled), 8, bulk),
         (Shape(layout=swizzled, group=8), 1, bulk),
@@ -192,6 +207,9 @@ def builds(arch: str) -> list[Build]:
         heads = math.ceil(shape.group / parts)
         warps = count_warps(shape, heads, 2, 256, SHARED_LIMIT[arch])
         teams = Teams(heads=heads, parts=parts, warps=warps, stages=2, team=max(warps // part, 1), copy=copy)
+        made.append(build(shape, teams, 256))
+    for shape, warps, team, copy in loads:
+        teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy)
         made.append(build(shape, teams, 256))
     return made
 

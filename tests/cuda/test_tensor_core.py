@@ -113,7 +113,7 @@ def test_builds_are_of_the_planners_making(arch):
 
     assert len(made) == len(tensor_core.builds("sm_90"))
     assert ("HND_SWIZZLED", "ASYNC" if arch == "sm_80" else "BULK") in copies
-    assert arch != "sm_80" or {copy for _, copy in copies} == {"ASYNC"}
+    assert arch != "sm_80" or {copy for _, copy in copies} == {"ASYNC", "LOAD", "LOAD_ONCE"}
 
 
 @pytest.mark.parametrize(
@@ -132,32 +132,35 @@ def test_it_is_available_from_8_0_on(monkeypatch, capability, missing):
 
 @pytest.mark.parametrize("name", sorted(IMPL.params))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, or with half the warps, makes a kernel of its own."""
+    """Each value of each parameter, the others at their defaults, with 4 warps, or by loads, makes a kernel of its own."""
     chosen = set()
     for value in IMPL.params[name]:
-        for warps in (0, 4):
-            params = IMPL.resolve_params({"warps": warps} | {name: value})
+        for others in ({}, {"warps": 4}, {"copy": "load"}):
+            params = IMPL.resolve_params(others | {name: value})
             try:
-                chosen.add((value, getattr(plan(dataclasses.replace(SPEC, params=params)), name)))
+                chosen.add((value, getattr(plan(dataclasses.replace(SPEC, layout=HND, params=params)), name)))
             except Unsupported:
                 continue
 
     assert {value for value, _ in chosen} == set(IMPL.params[name])
-    assert {got for value, got in chosen if value not in (0, "planned")} == set(IMPL.params[name]) - {0, "planned"}
+    asked = {got for value, got in chosen if value not in (0, "planned")}
+    assert asked - {0} == set(IMPL.params[name]) - {0, "planned"}  # no stages are loads
 
 
 @pytest.mark.parametrize(
-    ("params", "rule"),
+    ("layout", "params", "rule"),
     [
-        ({"team": 8, "warps": 4}, r"team must divide the 4 warps of a CTA \(got 8\)"),
-        ({"warps": 8, "stages": 4}, "shared memory must hold .* set fewer stages"),
+        (HND_SWIZZLED, {"team": 8, "warps": 4}, r"team must divide the 4 warps of a CTA \(got 8\)"),
+        (HND_SWIZZLED, {"warps": 8, "stages": 4}, "shared memory must hold .* set fewer stages"),
+        (HND_SWIZZLED, {"copy": "load"}, r"copy=load must have the chunks of a row in order \(got HND_SWIZZLED\)"),
+        (HND, {"copy": "load_once", "stages": 3}, r"copy=load_once has no ring: stages must be left at 2 \(got 3\)"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(params, rule):
+def test_what_does_not_fit_is_refused(layout, params, rule):
     """With the numbers."""
     with pytest.raises(Unsupported, match=rule):
-        plan(dataclasses.replace(SPEC, params=params))
+        plan(dataclasses.replace(SPEC, layout=layout, params=params))
 
 
 def test_many_sequences_take_room_from_rings():

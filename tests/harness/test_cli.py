@@ -346,7 +346,10 @@ def test_an_empty_path_is_not_the_folder_one_stands_in(here, capsys, words):
         ("tile=1.5", "must be a whole number of at least 16 (got '1.5')"),
         ("tile=-3", "must be a whole number of at least 16 (got '-3')"),
         ("tile=8", "must be a whole number of at least 16 (got '8')"),
-        ("copy=bulky", "cuda.tensor_core declares planned, bulk, async; a value must be one of them (got 'bulky')"),
+        (
+            "copy=bulky",
+            "cuda.tensor_core declares planned, bulk, async, load, load_once; a value must be one of them (got 'bulky')",
+        ),
     ],
 )
 def test_a_setting_is_of_the_declared_type(capsys, setting, says):

@@ -47,6 +47,26 @@ def test_a_step_is_found_where_it_is(at, by):
     assert sum(steps[0].ratio for steps in found if steps) / len(found) == pytest.approx(by, abs=0.03)
 
 
+@pytest.mark.parametrize(
+    ("length", "at", "by"), [(6, 3, 1.3), (8, 6, 1.1), (8, 4, 2.0), (10, 5, 1.05), (12, 10, 0.7), (20, 10, 1.02)]
+)
+def test_a_large_step_does_not_hide_itself_in_a_short_history(length, at, by):
+    """At the level of one of 300 rows on a page that keeps 1%: the step is no part of the scatter that it is held against."""
+    found = [find_steps(series(seed, length, at=at, by=by), 0.01 / 300) for seed in range(100)]
+
+    assert sum([step.at for step in steps] == [at] for steps in found) >= 95
+
+
+@pytest.mark.parametrize("rise", [True, False])
+def test_steps_do_not_hide_each_other(rise):
+    """Three of 10% in 24 runs, all up or up and down: where each one is."""
+    for seed in range(20):
+        passed = [sum(i >= at for at in (6, 12, 18)) for i in range(24)]
+        values = [x * 1.1 ** (n if rise else n % 2) for x, n in zip(series(seed, 24), passed, strict=True)]
+
+        assert [step.at for step in find_steps(values, 0.001)] == [6, 12, 18]
+
+
 def test_two_steps_are_two():
     """Up at run 8, down again at run 16."""
     values = [x * (1.03 if 8 <= i < 16 else 1.0) for i, x in enumerate(series(1, 24))]

@@ -574,6 +574,19 @@ def test_a_row_is_held_against_the_best_reader():
     assert record.ceiling_share == pytest.approx(record.ceiling_s / record.launch_s.median)
 
 
+FLOOR = Impl(name="toy.floor", op="attention", prepare="impls.empty_call:prepare", role="floor", layouts=(HND, NHD))
+
+
+def test_a_row_knows_what_an_empty_launch_takes():
+    """It is timed in the row's own way beside it, and is no row itself: asked for by name it is skipped."""
+    registry = Registry([toy("right"), FLOOR])
+    (record,) = Session(QUICK, registry, "cpu").measure([CASE], registry.entries())
+    (named,) = Session(QUICK, registry, "cpu").measure([CASE], registry.entries(["toy.floor[HND]"]))
+
+    assert 0 < record.floor_s < record.launch_s.median
+    assert (named.status, named.launch_s) == ("skipped", None)
+
+
 class MissesABit(torch_read.Reader):
     """Reads all but one bit."""
 

@@ -110,7 +110,7 @@ def test_a_name_taken_is_refused():
         *(({"name": name}, "name must hold no spaces, commas or brackets")
           for name in ("a b", "a,b", "a[HND]", "a*", "a?", "a\n")),
         ({"op": "atention"}, "op must be one of attention, cache_write, block_copy (got 'atention')"),
-        ({"role": "toy"}, "role must be one of implementation, control, reader (got 'toy')"),
+        ({"role": "toy"}, "role must be one of implementation, control, reader, floor (got 'toy')"),
         ({"prepare": "toy.prepare"}, "prepare must read 'module:function' (got 'toy.prepare')"),
         ({"layouts": ()}, "layouts must be a tuple of at least one Layout (got ())"),
         ({"layouts": HND}, "layouts must be a tuple of at least one Layout"),
