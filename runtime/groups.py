@@ -17,7 +17,7 @@ class Sequence:
 
     tokens         known ids, the prompt's first
     num_fed        tokens whose forward pass is launched: the manager's length
-    num_pending    tokens sampled by a step that is not collected, 0 or 1
+    num_pending    tokens sampled by steps that are not collected: 1 where a step is in flight
     state          place of its last token on the device
     index          which answer of its request
     """

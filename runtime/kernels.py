@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from harness.names import UsageError
 from harness.ops.attention import AttentionSpec
 from harness.ops.block_copy import BlockCopySpec
 from harness.ops.cache_write import CacheWriteSpec
@@ -86,7 +85,8 @@ class Kernels:
         self.decode = self._choose("decode", decode, None, lambda layout: one(layout, num_seqs=1, num_tokens=1, q_len=1))
         self.layout = self.decode.layout
         several = one(self.layout, num_seqs=1, num_tokens=8, q_len=8)
-        named = prefill or (str(self.decode) if self._why_not(self.decode, several) is None else None)
+        takes_both = self._why_not("attention", self.decode, several) is None
+        named = prefill or (str(self.decode) if takes_both else None)
         self.prefill = self._choose("prefill", named, self.layout, lambda layout: several)
         self._write = self._choose("cache_write", None, self.layout, lambda layout: self._write_spec(1))
         self._copy = self._choose("block_copy", None, self.layout, lambda layout: self._copy_spec(1))
@@ -136,20 +136,25 @@ class Kernels:
     def _choose(self, purpose: str, named: str | None, layout: Layout | None, spec: Any) -> Entry:
         """The entry named, or the first of those preferred, in `layout` if that is settled, that takes the spec."""
         names: Sequence[str] = (named,) if named else PREFERRED[purpose, self.shape.kind]
+        op = purpose if purpose in ("cache_write", "block_copy") else "attention"
         reasons = []
         for name in names:
             for entry in self._registry.entries([name]):
                 wrong_layout = layout is not None and entry.layout is not layout
                 if wrong_layout and not (named and "[" in named):
                     continue
-                reason = f"the cache is in {layout}" if wrong_layout else self._why_not(entry, spec(entry.layout))
+                reason = f"the cache is in {layout}" if wrong_layout else self._why_not(op, entry, spec(entry.layout))
                 if reason is None:
                     return entry
                 reasons.append(f"{entry}: {reason}")
         raise Unsupported(f"no entry of the registry for {purpose}: {'; '.join(reasons) or f'none of {names} in {layout}'}")
 
-    def _why_not(self, entry: Entry, spec: Any) -> str | None:
+    def _why_not(self, op: str, entry: Entry, spec: Any) -> str | None:
         impl: Impl = entry.impl
+        if impl.op != op:
+            return f"it implements {impl.op}, and {op} is wanted"
+        if not entry.layout.paged:
+            return f"{entry.layout} is not paged"
         if self.shape.kind not in impl.devices:
             return f"runs on {' or '.join(impl.devices)} only (got {self.shape.kind})"
         return entry.layout.why_not(spec) or impl.limits.why_not(spec) or impl.why_missing(self.shape.kind)
@@ -159,11 +164,3 @@ def _prepare(entry: Entry, spec: Any) -> Prepared:
     spec = dataclasses.replace(spec, params=entry.impl.resolve_params(entry.params))
     prepared: Prepared = entry.impl.load()(spec)
     return prepared
-
-
-def attention_entry(registry: Registry, name: str) -> Entry:
-    """The first row of an attention entry called `name`. Raises UsageError for another operator's."""
-    entry = registry.entries([name])[0]
-    if entry.impl.op != "attention":
-        raise UsageError(f"{name} implements {entry.impl.op}; an engine decodes with an entry of attention")
-    return entry

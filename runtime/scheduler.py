@@ -181,7 +181,7 @@ class Scheduler:
                 self.manager.fork(group.sequences[0].sequence_id, sequence.sequence_id)
                 sequence.num_fed = group.sequences[0].num_fed
                 group.sequences.append(sequence)
-            sequence.num_pending = 1
+            sequence.num_pending += 1
         for group, _ in batch.searched:
             group.in_flight = True
 
@@ -194,7 +194,7 @@ class Scheduler:
             if sequence.finish is not None:
                 continue
             group, known = sequence.group, sequence.tokens
-            sequence.num_pending = 0
+            sequence.num_pending -= 1
             known.append(token)
             if sequence.num_fed == len(known):
                 fed.append(sequence)
