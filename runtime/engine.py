@@ -1,0 +1,219 @@
+"""The engine: requests in, tokens out, on any implementation of the registry.
+
+    engine = Engine(load("qwen3-tiny", dtype="f32"), num_blocks=256)
+    answers = engine.generate([[1, 2, 3], [4, 5]], Sampling(max_tokens=8))
+
+A step launches the next batch before it looks at what the one before sampled, so the device never waits for the host.
+docs/runtime.md walks through one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.registry import Registry
+from runtime.attention import activate, bind_caches, new_handle
+from runtime.beams import Found, best_continuations
+from runtime.kernels import CacheShape, Kernels
+from runtime.manager import BlockManager
+from runtime.model import Model
+from runtime.requests import Answer, Event, InvalidRequest, Request, Sampling
+from runtime.sampler import sample, upload
+from runtime.scheduler import Batch, Scheduler
+from runtime.settings import Settings, num_blocks
+from runtime.steps import Buckets, Result, Runner, bucket_sizes
+from runtime.swapping import BlockMover
+
+
+@dataclass(kw_only=True)
+class Flight:
+    """A launched step whose samples are on their way: a row of the ring, and the event behind their copy (None on a CPU).
+
+    tokens            int64 [num_sampled] on the host, valid after the event
+    best, scores      of each beam search, on the host as well
+    """
+
+    batch: Batch
+    tokens: torch.Tensor
+    searches: list[tuple[torch.Tensor, torch.Tensor]]
+    event: Any
+
+
+class Engine:
+    """Serves one model. Raises UsageError, Unsupported or InvalidRequest for what cannot be meant; see `Settings`."""
+
+    def __init__(
+        self, model: Model, settings: Settings | None = None, registry: Registry | None = None, **changes: Any
+    ) -> None:
+        settings = settings or Settings(**changes)
+        self.model, self.settings = model, settings
+        self.max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
+        config = model.config
+        shape = CacheShape(
+            num_layers=config.num_hidden_layers, num_q_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim, scale=config.head_dim**-0.5, dtype=model.dtype,
+            block_size=settings.block_size, num_blocks=num_blocks(model, settings, self.max_model_len),
+            max_seq_len=self.max_model_len, device=model.device,
+        )  # fmt: skip
+        self.kernels = Kernels(shape, decode=settings.impl, prefill=settings.prefill, registry=registry)
+        caches = self.kernels.empty_caches()
+        self.handle = new_handle()
+        bind_caches(model.module, *caches)
+        self.manager = BlockManager(shape.num_blocks, settings.block_size, num_host_blocks=settings.num_host_blocks)
+        self.scheduler = Scheduler(
+            self.manager, max_num_tokens=settings.max_num_tokens, max_num_seqs=settings.max_num_seqs,
+            max_model_len=self.max_model_len, eos=model.eos, preempt_by=settings.preempt_by,
+        )  # fmt: skip
+        self._mover = BlockMover(self.kernels, *caches, settings.num_host_blocks)
+        limits = {"max_num_seqs": settings.max_num_seqs, "max_num_tokens": settings.max_num_tokens}
+        with torch.inference_mode():
+            self.runner = Runner(model, self.kernels, self.handle, **limits)
+        self.buckets = Buckets(bucket_sizes(settings.max_num_seqs), self.runner.bucket)
+        pinned = shape.kind == "cuda"
+        self._ring = [torch.zeros(settings.max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._flying: Flight | None = None
+        self._ids = itertools.count()
+        self.num_steps = 0
+        weakref.finalize(self, activate, self.handle, None)
+
+    # Requests
+
+    def submit(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None,
+               salt: Hashable = None) -> Hashable:  # fmt: skip
+        """Queue a request; returns its id, a number where none is given. Raises InvalidRequest."""
+        request_id = f"request-{next(self._ids)}" if request_id is None else request_id
+        request = Request.of(request_id, prompt, sampling or Sampling(), salt)
+        largest = int(request.prompt.max())
+        if largest >= self.model.vocab_size:
+            raise InvalidRequest(f"request {request_id!r}: token ids are below {self.model.vocab_size} (got {largest})")
+        self.scheduler.submit(request)
+        return request_id
+
+    def abort(self, request_id: Hashable) -> list[Event]:
+        """End a request now. Raises InvalidRequest for one that is not served."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be done or to be waited for."""
+        return self.scheduler.is_idle and self._flying is None
+
+    def generate(self, prompts: Sequence[Iterable[int]], sampling: Sampling | Sequence[Sampling]) -> list[list[Answer]]:
+        """Serve prompts to the end; the answers of each, in order. Refuses all if it refuses one."""
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        ids: list[Hashable] = []
+        try:
+            for prompt, one in zip(prompts, each, strict=True):
+                ids.append(self.submit(prompt, one))
+        except Exception:
+            for request_id in ids:
+                self.abort(request_id)
+            raise
+        groups = [self.scheduler.groups[request_id] for request_id in ids]
+        while not all(group.is_done for group in groups):
+            self.step()
+        return [[group.answers[index] for index in range(group.width)] for group in groups]
+
+    def stream(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None) -> Iterator[Event]:
+        """Serve a request and yield its events as they come, others' requests going on beside it."""
+        request_id = self.submit(prompt, sampling, request_id)
+        try:
+            while request_id in self.scheduler.groups:
+                yield from (event for event in self.step() if event.request_id == request_id)
+        finally:
+            if request_id in self.scheduler.groups:  # whoever listened has gone
+                self.abort(request_id)
+
+    # A step
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """Launch the next batch, then take in the one before; returns what has become known."""
+        batch = self.scheduler.schedule()
+        flight = None
+        if batch is not None:
+            flight = self._launch(batch)
+            self.scheduler.launched(batch)
+            self.num_steps += 1
+        landed, self._flying = self._flying, flight
+        return [] if landed is None else self._land(landed)
+
+    def _launch(self, batch: Batch) -> Flight:
+        """Put a batch on the device's queue, block copies first, and its samples' way back behind it."""
+        self._mover.swap_out(batch.swap_out)
+        self._mover.swap_in(batch.swap_in)
+        self._mover.copy(batch.copies)
+        places = batch.sampled_from + [place for _, tokens in batch.searched for place in tokens]
+        if batch.is_decode:
+            bucket = self.buckets.of(len(batch.rows))
+            bucket.buffers.fill(batch, bucket.size)
+            bucket.buffers.upload(bucket.size)
+            bucket.plan()
+            result = bucket.run()
+            rows = places
+        else:
+            result = self._run_mixed(batch, places)
+            rows = list(range(len(places)))
+        tokens = self._sample(batch, result, rows)
+        return self._send_back(batch, result, rows, tokens)
+
+    def _run_mixed(self, batch: Batch, places: list[int]) -> Result:
+        buffers = self.runner.mixed_buffers
+        buffers.fill(batch, len(batch.rows))
+        nobody = self.settings.max_num_seqs
+        states = [s.state for s in batch.sampled]
+        buffers.fill_samples(places, states + [nobody] * (len(places) - len(states)))
+        buffers.upload(len(batch.rows))
+        return self.runner.run_mixed(batch.num_tokens, len(batch.rows), batch.num_ones, len(places))
+
+    def _sample(self, batch: Batch, result: Result, rows: list[int]) -> torch.Tensor:
+        """int64 [num_sampled] on the device: the tokens of batch.sampled, where their states keep them, too."""
+        count = len(batch.sampled)
+        drawn = [i for i, sequence in enumerate(batch.sampled) if not sequence.group.request.sampling.is_greedy]
+        in_order = rows[:count] == list(range(count))
+        if not drawn and in_order and not (batch.is_decode and count > len(batch.rows)):
+            return result.best[:count]
+        device = result.best.device
+        tokens = result.best[:count] if in_order else result.best[upload(torch.tensor(rows[:count]), device)]
+        if drawn:
+            tokens = tokens.clone()
+            chosen = result.logits[upload(torch.tensor([rows[i] for i in drawn]), device)]
+            tokens[upload(torch.tensor(drawn), device)] = sample(chosen, [batch.sampled[i] for i in drawn])
+        states = upload(torch.tensor([sequence.state for sequence in batch.sampled], dtype=torch.int64), device)
+        self.runner.last_tokens[states] = tokens
+        return tokens
+
+    def _send_back(self, batch: Batch, result: Result, rows: list[int], tokens: torch.Tensor) -> Flight:
+        host = self._ring[self.num_steps % 2][: len(tokens)]
+        host.copy_(tokens, non_blocking=True)
+        searches, begin = [], len(batch.sampled)
+        for group, places in batch.searched:
+            logits = result.logits[upload(torch.tensor(rows[begin : begin + len(places)]), tokens.device)]
+            scores = upload(torch.tensor(group.scores), tokens.device)
+            best = best_continuations(logits, scores, group.width)
+            searches.append((best[0].to("cpu", non_blocking=True), best[1].to("cpu", non_blocking=True)))
+            begin += len(places)
+        event = None
+        if tokens.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        return Flight(batch=batch, tokens=host, searches=searches, event=event)
+
+    def _land(self, flight: Flight) -> list[Event]:
+        """Wait for a step's samples and take them in."""
+        if flight.event is not None:
+            flight.event.synchronize()
+        vocabulary, found = self.model.vocab_size, []
+        for scores, places in flight.searches:
+            at = np.asarray(places)
+            found.append(Found(
+                parents=(at // vocabulary).tolist(), tokens=(at % vocabulary).tolist(), scores=scores.tolist()
+            ))  # fmt: skip
+        return self.scheduler.collect(flight.batch, flight.tokens.tolist(), found)

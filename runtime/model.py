@@ -1,0 +1,257 @@
+"""Qwen3, dense or mixture of experts: transformers' own modules, whose attention goes to a paged cache.
+
+A model comes from a local folder of a checkpoint, or with random weights from a config, ours by name or a config.json.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.names import UsageError, nearest
+from harness.ops.dtypes import torch_dtype
+from runtime.attention import NAME, register
+
+OLDEST = (5, 17)
+SUPPORTED = ("qwen3", "qwen3_moe")
+TINY = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096, "initializer_range": 0.2,
+    "tie_word_embeddings": False, "rope_theta": 1_000_000.0,
+}  # fmt: skip
+LARGE = {
+    "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40_960,
+    "rope_theta": 1_000_000.0,
+}  # fmt: skip
+#: configs by name: Qwen's own shapes with random weights, and tiny ones whose greedy tokens differ
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3-tiny": {"model_type": "qwen3", **TINY},
+    "qwen3-moe-tiny": {
+        "model_type": "qwen3_moe", **TINY, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", **LARGE, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "model_type": "qwen3", **LARGE, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", **LARGE, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+class UnsupportedModel(UsageError):
+    """A model that this engine cannot serve; said at load."""
+
+
+def why_no_transformers() -> str | None:
+    """Return why transformers cannot be used here, or None."""
+    if importlib.util.find_spec("transformers") is None:
+        return "transformers is not installed: pip install 'pagedbench[runtime]'"
+    version = importlib.import_module("transformers").__version__
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        return f"transformers must be at least {'.'.join(map(str, OLDEST))} (got {version})"
+    return None
+
+
+def transformers() -> ModuleType:
+    """The library. Raises UsageError where it is missing or too old."""
+    reason = why_no_transformers()
+    if reason:
+        raise UsageError(reason)
+    return importlib.import_module("transformers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A causal language model whose attention is ours.
+
+    name      the folder, or the config's name
+    module    transformers' ...ForCausalLM, in evaluation mode, on `device`
+    dtype     "f32", "f16" or "bf16"
+    eos       token ids that end a sequence
+    """
+
+    name: str
+    module: Any
+    dtype: str
+    device: str
+    eos: frozenset[int]
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all weights; shared ones once."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
+
+    def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, handle: int) -> torch.Tensor:
+        """Last hidden states [num_tokens, hidden_size] of packed tokens; `handle` says where their attention goes."""
+        found = self.module.model(
+            input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, paged_handle=handle
+        )
+        states: torch.Tensor = found.last_hidden_state[0]
+        return states
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, vocab_size] of chosen hidden states."""
+        found: torch.Tensor = self.module.lm_head(hidden)
+        return found
+
+
+def load(name: str, *, dtype: str = "bf16", device: str = "cpu", seed: int = 0, fuse: bool = True) -> Model:
+    """Load a checkpoint's folder, or make a model of random weights from one of CONFIGS or a config.json.
+
+    fuse    whether projections of the same input become one product
+    Raises UnsupportedModel, or UsageError where transformers is missing.
+    """
+    library = transformers()
+    folder = Path(name)
+    if name in CONFIGS:
+        config = _config(library, CONFIGS[name])
+    elif folder.is_dir() and (folder / "config.json").is_file():
+        config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
+    elif folder.is_file() and folder.suffix == ".json":
+        config = _config(library, _read(folder))
+    else:
+        raise UnsupportedModel(
+            f"--model {name}: no folder with a config.json, no .json file and none of {', '.join(CONFIGS)}"
+            f"{nearest(name, CONFIGS)}"
+        )
+    why = why_unsupported(config)
+    if why:
+        raise UnsupportedModel(f"--model {name}: {why}")
+    register(library)
+    module = _make(library, config, folder if folder.is_dir() else None, dtype, device, seed)
+    if fuse:
+        for layer in module.model.layers:
+            fuse_projections(layer)
+    return Model(name=name, module=module, dtype=dtype, device=device, eos=_eos(module))
+
+
+def why_unsupported(config: Any) -> str | None:
+    """Return why a config's attention cannot be served, or None."""
+    kind = getattr(config, "model_type", None)
+    if kind not in SUPPORTED:
+        return f"model_type must be one of {', '.join(SUPPORTED)} (got {kind!r})"
+    if getattr(config, "sliding_window", None) is not None:
+        return f"sliding windows are not supported (got sliding_window {config.sliding_window})"
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        return f"rotary embeddings must not depend on the longest sequence of a batch (got rope_type {rope!r})"
+    return None
+
+
+def _config(library: ModuleType, fields: Mapping[str, Any]) -> Any:
+    kind = fields.get("model_type")
+    if kind not in SUPPORTED:
+        raise UnsupportedModel(f"model_type must be one of {', '.join(SUPPORTED)} (got {kind!r})")
+    rest = {name: value for name, value in fields.items() if name != "model_type"}
+    if "rope_theta" in rest and "rope_parameters" not in rest:
+        rest["rope_parameters"] = {"rope_type": "default", "rope_theta": rest.pop("rope_theta")}
+    return library.AutoConfig.for_model(kind, **rest)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise UnsupportedModel(f"{path}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UnsupportedModel(f"{path}: must hold an object (got {type(found).__name__})")
+    return found
+
+
+def _make(library: ModuleType, config: Any, folder: Path | None, dtype: str, device: str, seed: int) -> Any:
+    auto, wanted = library.AutoModelForCausalLM, torch_dtype(dtype)
+    if folder is not None and any(folder.glob("*.safetensors")):
+        module = auto.from_pretrained(folder, dtype=wanted, attn_implementation=NAME, local_files_only=True).to(device)
+    elif folder is not None:
+        raise UnsupportedModel(f"--model {folder}: has no .safetensors; name its config.json for random weights")
+    else:
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        with torch.device(device):
+            module = auto.from_config(config, dtype=wanted, attn_implementation=NAME)
+        torch.set_rng_state(generator_state)
+        module = module.to(device)
+    module.eval().requires_grad_(False)
+    return module
+
+
+def _eos(module: Any) -> frozenset[int]:
+    """Of the generation config, as generate() has it, else of the config."""
+    found = getattr(module.generation_config, "eos_token_id", None)
+    found = module.config.eos_token_id if found is None else found
+    return frozenset([found] if isinstance(found, int) else found or ())
+
+
+class First(nn.Module):
+    """Computes the projections of all `parts` of one input in one product; the others wait here for their callers."""
+
+    def __init__(self, projections: list[nn.Linear]) -> None:
+        super().__init__()
+        self.sizes = [projection.out_features for projection in projections]
+        self.weight = nn.Parameter(torch.cat(tuple(p.weight for p in projections)), requires_grad=False)
+        biases = tuple(p.bias for p in projections if p.bias is not None)
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self.waiting: tuple[torch.Tensor, ...] = ()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        first, *rest = torch.split(nn.functional.linear(states, self.weight, self.bias), self.sizes, -1)
+        self.waiting = tuple(rest)
+        return first
+
+
+class Next(nn.Module):
+    """Hands out the next projection of a `First`, which was called with the same input just before."""
+
+    def __init__(self, first: First) -> None:
+        super().__init__()
+        self._first = [first]  # in a list: it is a module of its own elsewhere
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        (first,) = self._first
+        found, *rest = first.waiting
+        first.waiting = tuple(rest)
+        return found
+
+
+def fuse_projections(layer: Any) -> None:
+    """Put one product in the place of three, q, k and v, and one in the place of two, gate and up."""
+    attention, mlp = layer.self_attn, layer.mlp
+    first = First([attention.q_proj, attention.k_proj, attention.v_proj])
+    attention.q_proj, attention.k_proj, attention.v_proj = first, Next(first), Next(first)
+    if hasattr(mlp, "gate_proj") and hasattr(mlp, "up_proj"):  # of experts, transformers has them together already
+        first = First([mlp.gate_proj, mlp.up_proj])
+        mlp.gate_proj, mlp.up_proj = first, Next(first)

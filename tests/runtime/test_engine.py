@@ -1,0 +1,251 @@
+"""The engine's doors: sampling, beams, ends, streams, aborts, what is refused, and models that it cannot serve."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from harness.names import UsageError
+from harness.registry import Unsupported
+from runtime.model import CONFIGS, UnsupportedModel, load
+from runtime.requests import InvalidRequest, Sampling
+from runtime.steps import bucket_sizes
+from tests.runtime.served import NEW, Watched, greedy, model, needs_transformers, prompts, reference
+
+pytestmark = needs_transformers
+DRAWN = {"max_tokens": 24, "temperature": 0.9, "top_k": 60, "top_p": 0.95, "ignore_eos": True}
+
+
+def tokens_of(engine, samplings, texts):
+    answers = engine.generate(texts, samplings)
+    assert engine.manager.num_live_blocks == 0
+    return [[answer.tokens for answer in each] for each in answers]
+
+
+# Sampling
+
+
+def test_a_seed_gives_the_same_tokens_alone_batched_and_preempted():
+    """Sampled answers, three to a prompt, among greedy ones; in a pool that thrashes as well."""
+    texts = prompts(4)
+    samplings = [Sampling(seed=seed, n=1 + seed % 2 * 2, **DRAWN) for seed in range(4)]
+    alone = [tokens_of(Watched(model()), [one], [text])[0] for one, text in zip(samplings, texts, strict=True)]
+    greedy_ones = [Sampling(max_tokens=24)] * 2
+    batched = tokens_of(Watched(model(), num_blocks=200), [*samplings, *greedy_ones], [*texts, *prompts(2, seed=9)])
+    tight = Watched(model(), num_blocks=52)
+    preempted = tokens_of(tight, samplings, texts)
+
+    assert batched[:4] == alone
+    assert preempted == alone
+    assert tight.scheduler.num_preemptions > 0
+    assert len({tokens for each in alone for tokens in each}) == 8
+
+
+def test_another_seed_gives_other_tokens():
+    """And a tiny temperature gives the greedy ones."""
+    (text,) = prompts(1)
+    one, two = (tokens_of(Watched(model()), [Sampling(seed=seed, **DRAWN)], [text]) for seed in (0, 1))
+    cold = tokens_of(Watched(model()), [Sampling(max_tokens=24, temperature=1e-4, ignore_eos=True)], [text])
+
+    assert one != two
+    assert list(cold[0][0]) == greedy(tuple(text)).tokens[:24]
+
+
+# Beams
+
+
+@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen3-moe-tiny"])
+@pytest.mark.parametrize("num_blocks", [200, 60])
+def test_beams_are_hugging_faces(name, num_blocks):
+    """Two searches of four beams beside greedy requests: the same tokens in the same order, and their scores."""
+    texts = prompts(5)
+    engine = Watched(model(name), num_blocks=num_blocks, max_num_seqs=12)
+    search, single = Sampling(max_tokens=16, num_beams=4), Sampling(max_tokens=NEW, ignore_eos=True)
+    answers = engine.generate(texts, [search, single, search, single, single])
+
+    assert (engine.scheduler.num_preemptions > 0) == (num_blocks == 60)
+    for text, found in ((texts[0], answers[0]), (texts[2], answers[2])):
+        ids = torch.tensor([text])
+        wanted = reference(name).generate(
+            ids, attention_mask=torch.ones_like(ids), num_beams=4, num_return_sequences=4, max_new_tokens=16, do_sample=False,
+            length_penalty=1.0, eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        assert [list(answer.tokens) for answer in found] == wanted.sequences[:, len(text) :].tolist()
+        assert [answer.score for answer in found] == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-4)
+    assert list(answers[1][0].tokens) == greedy(tuple(texts[1]), name=name).tokens
+
+
+# Ends
+
+
+def test_an_answer_ends_with_what_ends_it():
+    """The model's end of sequence, a stop token, the number of tokens; each the last token, or none."""
+    (text,) = prompts(1)
+    wanted = greedy(tuple(text)).tokens
+    fifth = wanted[4]
+    assert fifth not in wanted[:4]
+    ending = model()
+    ending = type(ending)(**{**vars(ending), "eos": frozenset({fifth})})
+    (eos,), (stop,), (length,), (ignored,) = (
+        Watched(served).generate([text], sampling)[0]
+        for served, sampling in (
+            (ending, Sampling(max_tokens=9)),
+            (model(), Sampling(max_tokens=9, stop_token_ids=(fifth,))),
+            (ending, Sampling(max_tokens=3)),
+            (ending, Sampling(max_tokens=9, ignore_eos=True)),
+        )
+    )
+
+    assert (list(eos.tokens), eos.finish) == (wanted[:5], "eos")
+    assert (list(stop.tokens), stop.finish) == (wanted[:5], "stop")
+    assert (list(length.tokens), length.finish) == (wanted[:3], "length")
+    assert (list(ignored.tokens), ignored.finish) == (wanted[:9], "length")
+
+
+def test_a_stream_yields_tokens_as_they_come():
+    """One event a token; whoever stops listening aborts the request, and others go on."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    engine.submit(second, Sampling(max_tokens=6, ignore_eos=True), "other")
+    stream = engine.stream(first, Sampling(max_tokens=8, ignore_eos=True), "r")
+    head = [next(stream) for _ in range(3)]
+    steps = engine.num_steps
+    stream.close()
+    rest = engine.finish()
+
+    assert [event.token for event in head] == greedy(tuple(first)).tokens[:3]
+    assert steps < 8
+    assert set(rest) == {("other", 0)}
+    assert list(engine.scheduler.groups) == []
+
+
+@pytest.mark.parametrize("sampling", [{}, {"n": 3, "temperature": 1.0}, {"num_beams": 3}])
+def test_an_abort_disturbs_nobody(sampling):
+    """In the middle of its tokens; its blocks are free at once, and the other request's answer is right."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    engine.submit(first, Sampling(max_tokens=30, **sampling), "gone")
+    engine.submit(second, Sampling(max_tokens=NEW, ignore_eos=True), "stays")
+    for _ in range(6):
+        engine.step()
+    live = engine.manager.num_live_blocks
+    ends = engine.abort("gone")
+
+    assert [event.finish for event in ends] == ["abort"] * len(ends)
+    assert engine.manager.num_live_blocks < live
+    assert engine.finish()["stays", 0][-20:] == greedy(tuple(second)).tokens[-20:]
+
+
+def test_blocks_are_copied_on_write_once_answers_part():
+    """An unfinished block of the prompt is shared until somebody writes into it."""
+    engine = Watched(model())
+    moved = []
+    copy = engine._mover.copy
+    engine._mover.copy = lambda pairs: (moved.append(len(pairs)), copy(pairs))
+    engine.generate([prompts(1)[0][:6]], Sampling(max_tokens=5, n=3, temperature=1.0, ignore_eos=True))
+
+    assert sum(moved) == 2
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rule"),
+    [([], "empty"), ([512], "token ids are below 512"), ([1] * 159, "at most 160 together"), ("text", "integers")],
+)
+def test_a_bad_prompt_is_refused_and_others_go_on(prompt, rule):
+    """generate() takes none of its prompts; what was submitted before is served."""
+    (text,) = prompts(1)
+    engine = Watched(model())
+    engine.submit(text, Sampling(max_tokens=NEW, ignore_eos=True), "r")
+    with pytest.raises(InvalidRequest, match=rule):
+        engine.generate([text, prompt], Sampling(max_tokens=4))
+
+    assert engine.finish() == {("r", 0): greedy(tuple(text)).tokens}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "rule"),
+    [
+        ({"block_size": 0}, UsageError, "block_size must be at least 1"),
+        ({"max_num_tokens": 4}, UsageError, "max_num_tokens must be at least max_num_seqs"),
+        ({"preempt_by": "wish"}, UsageError, "preempt_by must be"),
+        ({"impl": "torch.gathr"}, UsageError, "no implementation matches"),
+        ({"impl": "cuda.per_token"}, Unsupported, "runs on cuda only"),
+        ({"impl": "torch.gather[NHD]", "prefill": "torch.gather[HND]"}, Unsupported, "the cache is in NHD"),
+        ({"impl": "torch.cache_write"}, Unsupported, "it implements cache_write"),
+        ({"impl": "torch.contiguous"}, Unsupported, "not paged"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, error, rule):
+    """By name and rule, before any cache is taken."""
+    with pytest.raises(error, match=rule):
+        Watched(model(), **changes)
+
+
+def test_a_pool_of_no_stated_size_takes_what_sequences_could_fill():
+    """At most: on a CPU up to a gigabyte."""
+    engine = Watched(model(), num_blocks=None)
+
+    assert engine.manager.num_physical_blocks == 8 * 160 // 4
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("qwen3-tiny.", "no folder with a config.json.*did you mean qwen3-tiny"),
+        ("{folder}", "has no .safetensors"),
+        ("{folder}/llama.json", "model_type must be one of qwen3, qwen3_moe .got 'llama'"),
+        ("{folder}/sliding.json", "sliding windows are not supported"),
+        ("{folder}/dynamic.json", "rope_type 'dynamic'"),
+        ("{folder}/broken.json", "not JSON"),
+    ],
+)
+def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
+    """Which model, which rule, what was got."""
+    tiny = dict(CONFIGS["qwen3-tiny"])
+    files = {
+        "config": tiny,
+        "llama": {**tiny, "model_type": "llama"},
+        "sliding": {**tiny, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+        "dynamic": {**tiny, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    }
+    for file, fields in files.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(fields))
+    (tmp_path / "broken.json").write_text("{")
+
+    with pytest.raises(UnsupportedModel, match=rule):
+        load(name.format(folder=tmp_path), dtype="f32")
+
+
+def test_a_checkpoint_is_loaded_from_its_folder(tmp_path):
+    """Saved by transformers, served by us: the same tokens."""
+    reference().save_pretrained(tmp_path)
+    (text,) = prompts(1)
+    engine = Watched(load(str(tmp_path), dtype="f32"))
+
+    (answers,) = engine.generate([text], Sampling(max_tokens=10, ignore_eos=True))
+    assert list(answers[0].tokens) == greedy(tuple(text)).tokens[:10]
+
+
+def test_equal_seeds_give_equal_random_weights():
+    """And leave torch's own generator where it was."""
+    before = torch.get_rng_state()
+    one, two, other = (load("qwen3-tiny", dtype="f32", seed=seed).module.lm_head.weight for seed in (1, 1, 2))
+
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("most", [1, 7, 64, 100, 256, 1000])
+def test_buckets_hold_every_batch_with_little_padding(most):
+    """The largest is the largest batch; beyond 16 rows no bucket is twice its predecessor."""
+    sizes = bucket_sizes(most)
+
+    assert sizes[-1] == most
+    assert all(after <= max(before * 1.51, before + 64) or before < 16 for before, after in itertools.pairwise(sizes))

@@ -1,0 +1,106 @@
+"""Sampling: filters without a sort, noise that depends on the request alone, the distribution that was asked for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from runtime.groups import Group, Sequence
+from runtime.requests import Request, Sampling
+from runtime.sampler import gumbel, keep_top_k, keep_top_p, noise_key, sample
+
+
+def logits(rows=5, columns=301, seed=0):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def sorted_top_p(scores, shares):
+    """By sorting: the fewest tokens that have the share together."""
+    chances, order = torch.softmax(scores, -1).sort(descending=True, stable=True)
+    before = chances.cumsum(-1) - chances
+    kept = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, before < shares)
+    return scores.masked_fill(~kept, -math.inf)
+
+
+@pytest.mark.parametrize("count", [1, 2, 17, 300, 301])
+def test_top_k_keeps_the_k_largest(count):
+    """As topk does, by bisection of the bits; negative scores included."""
+    scores = logits()
+    wanted = scores.masked_fill(scores < scores.topk(count).values[:, -1:], -math.inf)
+
+    assert torch.equal(keep_top_k(scores, torch.full((5, 1), count)), wanted)
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.1, 0.5, 0.9, 0.999])
+def test_top_p_keeps_the_fewest_that_have_the_share(share):
+    """As a sort and a running sum do."""
+    scores = logits()
+
+    assert torch.equal(keep_top_p(scores, torch.full((5, 1), share)), sorted_top_p(scores, share))
+
+
+def test_top_p_after_top_k_weighs_what_is_left():
+    """-inf, which top_k leaves behind, has no probability."""
+    scores = keep_top_k(logits(), torch.full((5, 1), 4))
+
+    assert torch.equal(keep_top_p(scores, torch.full((5, 1), 0.6)), sorted_top_p(scores, 0.6))
+
+
+def test_equal_scores_stand_or_fall_together():
+    """Neither filter chooses among ties."""
+    scores = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
+
+    assert keep_top_k(scores, torch.tensor([[1]])).isfinite().tolist() == [[False, True, True, False]]
+    assert keep_top_p(scores, torch.tensor([[0.1]])).isfinite().tolist() == [[False, True, True, False]]
+
+
+def rows(*settings, prompt=4):
+    made = []
+    for index, setting in enumerate(settings):
+        group = Group(Request.of(index, [1] * prompt, setting), frozenset())
+        made.append(Sequence(index, group, [1] * prompt, index))
+    return made
+
+
+def test_a_row_gets_the_same_token_in_any_batch():
+    """Each row alone, all together, and in another order."""
+    settings = [Sampling(temperature=0.7 + i, seed=i, top_k=10 * i, top_p=1 - i / 10) for i in range(5)]
+    sequences, scores = rows(*settings), logits()
+    together = sample(scores, sequences)
+    alone = torch.cat([sample(scores[i : i + 1], sequences[i : i + 1]) for i in range(5)])
+    turned = sample(scores.flip(0), sequences[::-1]).flip(0)
+
+    assert torch.equal(together, alone)
+    assert torch.equal(together, turned)
+
+
+def test_noise_differs_by_seed_answer_and_position():
+    """No two of them share a key."""
+    keys = {noise_key(seed, index, position) for seed in range(20) for index in range(20) for position in range(20)}
+
+    assert len(keys) == 8000
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+def test_noise_is_gumbels():
+    """Mean and variance, over rows and over columns."""
+    keys = torch.tensor([[noise_key(seed, 0, 0)] for seed in range(300)])
+    noise = gumbel(keys, 1000).double()
+
+    assert noise.mean().item() == pytest.approx(0.57722, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
+    assert noise.mean(0).std().item() == pytest.approx(math.sqrt(math.pi**2 / 6 / 300), rel=0.1)
+    assert noise.isfinite().all()
+
+
+def test_samples_follow_the_chances():
+    """4,000 seeds at a temperature of 2, top-k 4: each token as often as it should be, within four standard deviations."""
+    scores = torch.tensor([[3.0, 1.0, 0.0, 2.0, -1.0, 0.5]])
+    count = 4000
+    drawn = sample(scores.expand(count, -1), rows(*(Sampling(temperature=2.0, top_k=4, seed=seed) for seed in range(count))))
+    wanted = torch.softmax(keep_top_k(scores / 2, torch.tensor([[4]])), -1)[0]
+    found = torch.bincount(drawn, minlength=6) / count
+
+    assert ((found - wanted).abs() <= 4 * (wanted * (1 - wanted) / count).sqrt()).all()
