@@ -178,5 +178,6 @@ class Attention:
 
 def load(build: Build, device: str, signature: str = SIGNATURE) -> tuple[Launcher, dict[str, Any]]:
     """Compile a build for `device`; return its launcher and its resources."""
-    kernel = jit.compile(build.source, entry=build.entry, macros=build.macros, device=device)
+    arch = jit.arch_of(device) + build.only
+    kernel = jit.compile(build.source, entry=build.entry, macros=build.macros, device=device, arch=arch)
     return kernel.launcher(signature, build.shared_bytes), dict(kernel.resources)

@@ -15,7 +15,7 @@ from impls.cuda import jit
 
 #: modules of this folder with a function `builds`
 PAGES: tuple[str, ...] = (
-    "per_token", "block_parallel", "split_kv", "tensor_core", "cache_write", "block_copy", "read_blocks", "empty",
+    "per_token", "block_parallel", "split_kv", "tensor_core", "prefill", "cache_write", "block_copy", "read_blocks", "empty",
 )
 
 #: bytes of shared memory that a CTA may opt in to, static and dynamic together
@@ -38,12 +38,14 @@ class Build:
 
     source, entry, macros    as jit.compile takes them
     shared_bytes             dynamic shared memory that its launch plans
+    only                     "a" for instructions that an architecture has alone, no later one: sm_90a
     """
 
     source: str
     entry: str
     macros: Mapping[str, str | int]
     shared_bytes: int = 0
+    only: str = ""
 
     def __str__(self) -> str:
         return f"{self.entry} {' '.join(str(value) for value in self.macros.values())}"
@@ -61,7 +63,7 @@ def resources(arch: str) -> list[dict[str, Any]]:
     """
 
     def compiled(build: Build) -> dict[str, Any]:
-        kernel = jit.compile(build.source, entry=build.entry, macros=build.macros, arch=arch)
+        kernel = jit.compile(build.source, entry=build.entry, macros=build.macros, arch=arch + build.only)
         planned = {"dynamic_bytes": build.shared_bytes, "shared_limit_bytes": SHARED_LIMIT[arch]}
         return {**kernel.resources, "build": str(build), **planned}
 

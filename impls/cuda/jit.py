@@ -48,7 +48,8 @@ class CompileError(Exception):
 class Kernel:
     """A compiled kernel.
 
-    resources    name, arch, registers (a thread), shared_bytes (static), stack_bytes, spill_bytes (stored and loaded), digest
+    resources    name, arch, registers (a thread), shared_bytes (static), stack_bytes, spill_bytes (stored and loaded), digest;
+                 losses: the assembler's own words about what it could not leave asynchronous
     device       "cuda:0", or None when it was compiled for an architecture only
     """
 
@@ -174,6 +175,7 @@ def parse_resources(log: str, entry: str, arch: str) -> dict[str, Any]:
     return {
         "name": entry, "arch": arch, "registers": int(registers[1]), "shared_bytes": int(shared[1]) if shared else 0,
         "stack_bytes": int(frame[1]), "spill_bytes": int(frame[2]) + int(frame[3]),
+        "losses": re.findall(rf"Potential Performance Loss: (.*) in the function '{entry}'", log),
     }
 
 

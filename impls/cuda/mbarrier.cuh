@@ -62,6 +62,12 @@ __device__ __forceinline__ void copy_chunk(void* shared, const void* global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 
+// The same, or write zeros, `global` untouched, unless `there`.
+__device__ __forceinline__ void copy_chunk(void* shared, const void* global, bool there) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(there ? 16 : 0) : "memory");
+}
+
 // Arrive once all chunks have landed that this thread copies.
 __device__ __forceinline__ void arrive_after_copies(Barrier* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");

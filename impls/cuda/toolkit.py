@@ -108,6 +108,17 @@ def why_older(device_kind: str, least: tuple[int, int], what: str) -> str | None
     return None if got >= least else f"{what} needs compute capability {least[0]}.{least[1]} or newer (got {got[0]}.{got[1]})"
 
 
+def why_other(device_kind: str, only: tuple[int, int], what: str) -> str | None:
+    """Return why kernels cannot run here, or that torch's current GPU is another one than those that have `what`, or None."""
+    reason = why_missing(device_kind)
+    if reason or device_kind != "cuda":
+        return reason
+    import torch
+
+    got = torch.cuda.get_device_capability()
+    return None if got == only else f"{what} is of compute capability {only[0]}.{only[1]} alone (got {got[0]}.{got[1]})"
+
+
 def versions() -> dict[str, str]:
     """Versions of what builds kernels, for records: NVRTC, its headers, and the Python packages."""
     found = {"nvrtc": nvrtc_version(), "cuda_headers": header_digest()[:12]}

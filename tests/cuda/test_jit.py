@@ -117,6 +117,7 @@ def test_entry_that_is_not_there_is_an_error(source):
 def test_resources_are_of_the_entry_asked_for():
     """Registers, static shared memory, stack and spills are read from ptxas, for the right one of several kernels."""
     log = """
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized in the function 'first'
 ptxas info    : Compiling entry function 'first' for 'sm_90'
 ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 10 registers, used 0 barriers
@@ -126,7 +127,9 @@ ptxas info    : Used 255 registers, used 1 barriers, 4096 bytes smem
 """
     assert jit.parse_resources(log, "second", "sm_90") == {
         "name": "second", "arch": "sm_90", "registers": 255, "shared_bytes": 4096, "stack_bytes": 48, "spill_bytes": 36,
+        "losses": [],
     }
+    assert jit.parse_resources(log, "first", "sm_90")["losses"] == ["wgmma.mma_async instructions are serialized"]
     assert jit.parse_resources(log, "first", "sm_90")["shared_bytes"] == 0
 
 

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from impls.cuda import attention, jit, split_kv, tensor_core
+from impls.cuda import attention, jit, prefill, split_kv, tensor_core
 from impls.cuda.launch import Packer
 
 
@@ -58,6 +58,7 @@ def test_values_that_do_not_fit_are_refused(values):
         ("split_kv.cu", split_kv.SPLIT_SIGNATURE),
         ("merge_splits.cu", split_kv.MERGE_SIGNATURE),
         ("tensor_core.cu", tensor_core.TENSOR_CORE_SIGNATURE),
+        ("prefill.cu", prefill.PREFILL_SIGNATURE),
     ],
 )
 def test_signature_is_the_kernels_parameter_list(source, signature):

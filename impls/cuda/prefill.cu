@@ -1,0 +1,105 @@
+// prefill.cu -- paged attention of many query tokens: warpgroups that multiply, and one that copies. sm_90a.
+//
+//   out[i,h,:] = sum_t softmax_t(scale * query[i,h,:] . key[t,g,:]) * value[t,g,:],   g = h / kGroup
+//   token i of a sequence with q_len query tokens sees keys t <= seq_len - q_len + i
+//
+// Tensors      innermost dimension last
+//   query, out              [num_tokens, num_q_heads, kHeadDim], tokens strided      Scalar, 16-byte aligned
+//   lse                     [num_tokens, num_q_heads]                                float, natural logarithm
+//   key_cache, value_cache  by kLayout, blocks strided                               Scalar, 16-byte aligned
+//   block_tables            [num_seqs, table_stride]                                 int32 block ids
+//   query_start_loc         [num_seqs + 1]                                           int32
+//   seq_lens                [num_seqs]                                               int32 tokens; 0 gives out = 0, lse = -inf
+//   counters                [2]                                                      int32 items drawn, CTAs done; 0 after a launch
+// Work         a CTA an SM, block (kWarpgroups + 1) * 128 threads
+//   CTA            an item at a time: kRows packed rows of one KV head of one sequence, dealt in deal.cuh
+//   warpgroup 0    copies queries, keys and values to shared memory, a ring of kStages for either: stages.cuh
+//   the others     64 rows each, over tiles of kTile tokens: warpgroup.cuh
+// Reads        no table entry past the last block, no slot past seq_lens[s].
+// Sums         in float; weights are rounded to Scalar for the second product.
+
+#include "warpgroup.cuh"
+
+constexpr int kThreads = (kWarpgroups + 1) * 128;
+constexpr int kRegisters = PA_REGISTERS;     // of a thread that multiplies, out of those that one that copies gives away
+constexpr int kCopierRegisters = 56;
+constexpr int kCopierBarrier = 1;
+static_assert((kWarpgroups * kRegisters + kCopierRegisters) * 128 <= 65536, "PA_REGISTERS must leave kCopierRegisters");
+
+// Write a warpgroup's rows of an item.
+__device__ __forceinline__ void write(
+    const Rows& rows, const Item& item, int row, int lane, Scalar* out, float* lse, long long out_stride, int num_q_heads) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float total = rows.total[r];
+        total += __shfl_xor_sync(kAll, total, 1);
+        total += __shfl_xor_sync(kAll, total, 2);
+        const int packed = row + 8 * r;
+        if (packed >= item.num_rows()) continue;
+        const long long token = item.first_query + packed / kGroup;
+        const int head = item.kv_head * kGroup + packed % kGroup;
+        const float factor = total == 0 ? 0.0f : 1.0f / total;
+        if (lane % 4 == 0) {
+            lse[token * num_q_heads + head] = total == 0 ? -CUDART_INF_F : (rows.most[r] * rows.scale + log2f(total)) * kLn2;
+        }
+        unsigned* to = reinterpret_cast<unsigned*>(out + token * out_stride + head * kHeadDim) + lane % 4;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+            for (int i = 0; i < kSums / 8; ++i) {
+                const float* two = rows.sums[part] + 4 * i + 2 * r;
+                to[part * kSums / 2 + 4 * i] = pack(two[0] * factor, two[1] * factor);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
+    Scalar* out, float* lse, const Scalar* query, const Scalar* key_cache, const Scalar* value_cache,
+    const int* block_tables, const int* query_start_loc, const int* seq_lens,
+    int num_seqs, int num_q_heads, int num_kv_heads,
+    long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
+    float scale, int* counters) {
+    extern __shared__ __align__(1024) unsigned char memory[];    // sized by prefill.py
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    const int warp = __shfl_sync(kAll, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4 - 1;
+    if (threadIdx.x == 0) initialise(shared);
+    __syncthreads();
+
+    if (warpgroup < 0) {
+        give_registers<kCopierRegisters>();
+        const Tables tables{
+            query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
+        const Deal deal(query_start_loc, seq_lens, num_seqs, num_kv_heads, lane);
+        Copier copier(shared, tables, threadIdx.x, lane);
+        int number = blockIdx.x;
+        for (int turn = 0;; turn ^= 1) {
+            if (warp == 0) deal.find(number, &shared.items[turn]);
+            meet<kCopiers>(kCopierBarrier);
+            const Item item = shared.items[turn];
+            if (item.first_row < 0) break;
+            copier.copy(item);
+            if (warp == 0) number = gridDim.x + __shfl_sync(kAll, lane == 0 ? atomicAdd(counters, 1) : 0, 0);
+        }
+        wait(&shared.query_empty, copier.query_parity);
+        copier.publish();    // no queries: the end
+        if (threadIdx.x == 0 && atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
+    } else {
+        take_registers<kRegisters>();
+        const Products products(shared, warpgroup);
+        const Turns turns(warpgroup);
+        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4;
+        Place keys, values;
+        for (unsigned turn = 0;; turn ^= 1) {
+            wait(&shared.query_full, turn);
+            const Item item = shared.items[turn];
+            if (item.first_row < 0) break;
+            const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
+            const int num_tiles = (item.num_keys() + kTile - 1) / kTile;
+            Rows rows(scale * kLog2e, bounds);
+            if (num_tiles > 0) attend(rows, shared, products, turns, keys, values, num_tiles, lane);
+            else give_back(&shared.query_empty, lane);
+            write(rows, item, item.first_row + row, lane, out, lse, out_stride, num_q_heads);
+        }
+    }
+}

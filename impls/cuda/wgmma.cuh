@@ -1,0 +1,121 @@
+// wgmma.cuh -- what a warpgroup, four warps, tells the tensor cores: C += A B, C in registers and B in shared memory. sm_90a.
+//
+// Of 16 rows of C and A a warp holds: lane l those of numbers l / 4 and l / 4 + 8, and of every 8 columns 2 * (l % 4) and the next
+//
+//   C  64 x N     N / 2 floats   8 columns after the other: two of the first row, two of the second
+//   A  64 x 16    4 registers    8 columns after the other: the first row, the second; or in shared memory
+//   B  16 x N     in shared memory
+//
+// There a matrix lies in rows of 128 bytes, 64 elements; 16-byte chunk c of row r is at chunk c ^ (r % 8). Wider matrices are several
+// such columns of rows, one after the other. Whether rows run along the sum, as those of queries and keys do, or across it, as
+// those of values do, the instruction is told.
+#pragma once
+
+#include "mbarrier.cuh"
+#include "mma.cuh"
+
+constexpr int kWidth = 64;                        // elements of a row in shared memory
+constexpr int kPitch = kWidth * sizeof(Scalar);   // bytes
+static_assert(kPitch == 128, "PA_SCALAR must be of 16 bits");
+static_assert(__CUDA_ARCH__ == 900, "wgmma is an instruction of sm_90a");
+
+using Matrix = unsigned long long;    // where a matrix is, as the instruction takes it
+
+// A matrix whose first row is at a multiple of 1024 bytes; its columns of rows, where several are read, are `column_bytes` apart.
+__device__ __forceinline__ Matrix matrix_at(unsigned address, unsigned column_bytes) {
+    constexpr unsigned long long kSwizzle128 = 1, kEightRows = 8 * kPitch;
+    return kSwizzle128 << 62 | (kEightRows >> 4) << 32 | (unsigned long long)(column_bytes >> 4) << 16 | address >> 4;
+}
+
+// The same, so many bytes further on.
+__device__ __forceinline__ Matrix advance(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
+
+// Before the first of several products, and after anything else has touched their registers.
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// End a batch: of the products begun since the last one.
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most the kLater newest batches go on. Their registers, and shared memory, are in use until then.
+template <int kLater>
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLater) : "memory");
+}
+
+// Have `x`, which is never negative, and all that it follows from computed before the next wait. The assembler would wait first, and
+// compute then; but it moves no wait to before a store, not even before one that never happens.
+__device__ __forceinline__ void finish(float x, unsigned address) {
+    asm volatile("{ .reg .pred never; setp.lt.f32 never, %0, 0f00000000;\n @never st.volatile.shared.f32 [%1], %0; }" ::"f"(x),
+                 "r"(address) : "memory");
+}
+
+// The compiler takes a product to be done when it is begun: keep it from reading C before the wait.
+template <int kRegisters>
+__device__ __forceinline__ void settle(float (&c)[kRegisters]) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+#define PA_NAMES_32 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PA_NAMES_64 \
+    PA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
+    "%59,%60,%61,%62,%63"
+#define PA_NAMES_96 \
+    PA_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
+    "%91,%92,%93,%94,%95"
+#define PA_8(c, i) \
+    "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define PA_32(c, i) PA_8(c, i), PA_8(c, i + 8), PA_8(c, i + 16), PA_8(c, i + 24)
+#define PA_REGISTERS_32(c) PA_32(c, 0)
+#define PA_REGISTERS_64(c) PA_32(c, 0), PA_32(c, 32)
+#define PA_REGISTERS_96(c) PA_32(c, 0), PA_32(c, 32), PA_32(c, 64)
+
+// Products of N columns, R = N / 2 registers a thread, whose operands are numbered behind them: I to M are R to R + 4.
+#define PA_MULTIPLY_ROWS(N, R, TYPE, I, J, K)                                                                                  \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #K ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
+                 " {" PA_NAMES_##R "}, %" #I ", %" #J ", add, 1, 1, 0, 0; }"                                                    \
+                 : PA_REGISTERS_##R(c) : "l"(a), "l"(b), "r"((int)add) : "memory")
+#define PA_MULTIPLY_COLUMNS(N, R, TYPE, I, J, K, L, M)                                                                         \
+    asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE      \
+                 " {" PA_NAMES_##R "}, {%" #I ",%" #J ",%" #K ",%" #L "}, %" #M ", add, 1, 1, 1; }"                             \
+                 : PA_REGISTERS_##R(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
+
+// multiply_rows: begin C = A B, or C += A B, over 16 elements of queries and keys, whose rows run along the sum.
+// multiply_columns: begin C += A B over 16 tokens, A in registers; B is values, whose rows run across the sum.
+#define PA_PRODUCTS(N, R, I, J, K, L, M)                                                                                       \
+    __device__ __forceinline__ void multiply_rows(float (&c)[R], Matrix a, Matrix b, bool add) {                                \
+        if constexpr (kIsF16<Scalar>) PA_MULTIPLY_ROWS(N, R, "f16", I, J, K);                                                   \
+        else PA_MULTIPLY_ROWS(N, R, "bf16", I, J, K);                                                                           \
+    }                                                                                                                          \
+    __device__ __forceinline__ void multiply_columns(float (&c)[R], const unsigned (&a)[4], Matrix b) {                         \
+        if constexpr (kIsF16<Scalar>) PA_MULTIPLY_COLUMNS(N, R, "f16", I, J, K, L, M);                                          \
+        else PA_MULTIPLY_COLUMNS(N, R, "bf16", I, J, K, L, M);                                                                  \
+    }
+PA_PRODUCTS(64, 32, 32, 33, 34, 35, 36)
+PA_PRODUCTS(128, 64, 64, 65, 66, 67, 68)
+PA_PRODUCTS(192, 96, 96, 97, 98, 99, 100)
+
+// What roles of a CTA need, besides.
+
+// Make what other threads' ordinary copies wrote, and a barrier has told of, visible to products.
+__device__ __forceinline__ void see_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A warpgroup gives back registers, or takes some that others gave back.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
+
+// Barrier `id`, 1 to 15, of kThreads threads, of which some wait and the others only say that they came by.
+template <int kThreads>
+__device__ __forceinline__ void meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory"); }
+template <int kThreads>
+__device__ __forceinline__ void pass_by(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory"); }
+
+// 2^x; results below the smallest normal number are zero.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
