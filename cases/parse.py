@@ -11,11 +11,12 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.names import UsageError, nearest
+from harness.ops import tuples
 from harness.ops.attention import AttentionCase
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
@@ -25,7 +26,10 @@ from harness.ops.case import Case, CaseError
 MAX_SEQS = 1 << 20
 
 _CASE_TYPES: dict[str, type[Case]] = {kind.op: kind for kind in (AttentionCase, CacheWriteCase, BlockCopyCase)}
-_SHAPE_KEYS = ("q", "kv", "d", "bs", "lens", "qlens", "dtype", "name")
+_SHAPE_KEYS = (
+    "q", "kv", "d", "bs", "lens", "qlens", "dtype", "name", "window", "softcap", "alibi", "sinks", "kv_dtype", "kv_scales",
+    "prefix",
+)
 _SHAPE_NEEDS = ("q", "kv", "d", "lens")
 
 
@@ -35,6 +39,9 @@ def parse_shape(text: str) -> AttentionCase:
     q, kv, d, bs    query heads, KV heads, head_dim, block size (16 if left out)
     lens, qlens     LEN or LENxCOUNT, joined by "+"; qlens left out is decode
     dtype, name     bf16 and a name made of the shape if left out
+    window          keys that a token sees at most; softcap: a number; alibi, sinks: 1 or 0
+    kv_dtype        e4m3 or e5m2, with kv_scales tensor (if left out) or head
+    prefix          tokens that every sequence shares with the first, whole blocks
 
     Raises UsageError with the key, the rule and what was got.
     """
@@ -61,9 +68,35 @@ def parse_shape(text: str) -> AttentionCase:
             seq_lens=parse_lengths("lens", values["lens"]),
             q_lens=parse_lengths("qlens", values["qlens"]) if "qlens" in values else (),
             dtype=values.get("dtype", "bf16"),
+            **_features(values),
         )
     except (CaseError, ValueError) as error:
         raise UsageError(f"--shape {text}: {error}") from error
+
+
+def _features(values: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of what a shape asks for besides its lengths."""
+    fields: dict[str, Any] = {key: values[key] for key in ("kv_dtype", "kv_scales") if key in values}
+    if "window" in values:
+        fields["window"] = _whole("window", values["window"])
+    if "softcap" in values:
+        fields["softcap"] = _number("softcap", values["softcap"])
+    for key in ("alibi", "sinks"):
+        if key in values:
+            if values[key] not in ("0", "1"):
+                raise ValueError(f"{key} must be 1 or 0 (got {values[key]!r})")
+            fields[key] = values[key] == "1"
+    if "prefix" in values:
+        others = len(parse_lengths("lens", values["lens"])) - 1
+        fields["prefix"] = ((0, 0), *((0, _whole("prefix", values["prefix"])),) * others)
+    return fields
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key} must be a number (got {text!r})") from None
 
 
 def parse_lengths(key: str, text: str) -> tuple[int, ...]:
@@ -161,10 +194,10 @@ def _typed(key: str, value: Any, annotation: str) -> Any:
     if annotation.startswith("tuple"):
         if isinstance(value, str):
             return parse_lengths(key, value)
-        return tuple(value) if isinstance(value, list) else value  # the case refuses anything else
-    kinds: dict[str, Any] = {"int": int, "str": str, "bool": bool, "float": (int, float), "float | None": (int, float)}
-    wanted = kinds[annotation]
-    if value is None and annotation == "float | None":
+        return tuples(value)  # the case refuses anything else
+    kinds: dict[str, Any] = {"int": int, "str": str, "bool": bool, "float": (int, float)}
+    wanted = kinds[annotation.removesuffix(" | None")]
+    if value is None and annotation.endswith(" | None"):
         return None
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
         raise ValueError(f"{key} must be of type {annotation} (got {value!r})")

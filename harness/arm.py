@@ -161,8 +161,8 @@ class Spinning:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.prepared, name)
 
-    def launch(self, *tensors: Any) -> None:
-        self.prepared.launch(*tensors)
+    def launch(self, *tensors: Any, **layer: Any) -> None:
+        self.prepared.launch(*tensors, **layer)
         self._spin()
 
 

@@ -15,6 +15,7 @@ from harness.hazards import PLAIN, deal_blocks
 from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
+from harness.ops.dtypes import movable
 from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched, outputs
 from harness.trial import Trial
 from harness.truth import AttentionTruth
@@ -35,15 +36,16 @@ class _Plain:
         self.case: AttentionCase = self.staged.inputs.case
         self.inputs, self.step = self.staged.inputs, self.staged.step
         self.query, self.key, self.value = (getattr(self.inputs.layers[0], name) for name in ("query", "key", "value"))
+        self.named = self.inputs.layers[0].named
         self.original = tuple(
             words.view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
             for words, tensor in zip(subject.answer, (self.staged.outs[0], self.staged.lses[0]), strict=True)
         )
 
     def vary(self, case: AttentionCase, **changed: Any) -> AttentionInputs:
-        """Inputs like these but for `tables` on the host, `query`, `key` and `value`."""
+        """Inputs like these but for `tables` on the host, `query`, `key`, `value` and what is `named`."""
         tables = changed.pop("tables", self.step.host_block_tables)
-        tensors = {"query": self.query, "key": self.key, "value": self.value, **changed}
+        tensors = {"query": self.query, "key": self.key, "value": self.value, "named": self.named, **changed}
         return AttentionInputs.given(case, PLAIN, tables, **tensors)
 
     def attend(self, inputs: AttentionInputs, trial: Trial | None = None) -> Pair:
@@ -76,16 +78,20 @@ def block_permutation(subject: Subject) -> Iterator[Answer]:
     moved[cycle] = np.roll(cycle, 1)  # no block stays where it is
     order = torch.from_numpy(np.argsort(moved)).to(plain.key.device)
     tables = moved[plain.step.host_block_tables]
-    yield plain.answer(plain.attend(plain.vary(plain.case, tables=tables, key=plain.key[order], value=plain.value[order])))
+    key, value = (movable(pool)[order].view(pool.dtype) for pool in (plain.key, plain.value))
+    yield plain.answer(plain.attend(plain.vary(plain.case, tables=tables, key=key, value=value)))
 
 
 def clean_pool(subject: Subject) -> Iterator[Answer]:
     """The same tokens where nothing is poisoned: stale tokens, as an engine leaves them, lie where NaN lay."""
     plain = _Plain(subject)
     chance = torch.Generator(device=plain.key.device).manual_seed(0)
-    pools = [
-        torch.where(pool.isnan(), torch.empty_like(pool).normal_(generator=chance), pool) for pool in (plain.key, plain.value)
-    ]
+
+    def cleaned(pool: torch.Tensor) -> torch.Tensor:
+        ordinary = torch.empty_like(pool, dtype=plain.query.dtype).normal_(generator=chance).to(pool.dtype)
+        return torch.where(pool.float().isnan(), movable(ordinary), movable(pool)).view(pool.dtype)
+
+    pools = [cleaned(pool) for pool in (plain.key, plain.value)]
     yield plain.answer(plain.attend(plain.vary(plain.case, key=pools[0], value=pools[1])))
 
 
@@ -123,7 +129,8 @@ def batch_order(subject: Subject) -> Iterator[Answer]:
     tokens = np.concatenate([np.arange(case.query_starts[seq], case.query_starts[seq + 1]) for seq in order]).astype(np.int64)
     back = torch.from_numpy(np.argsort(tokens)).to(plain.query.device)
     turned = dataclasses.replace(
-        case, seq_lens=tuple(case.seq_lens[seq] for seq in order), q_lens=tuple(case.q_lens[seq] for seq in order)
+        case, seq_lens=tuple(case.seq_lens[seq] for seq in order), q_lens=tuple(case.q_lens[seq] for seq in order),
+        prefix=(),  # it is in the tables
     )
     query = plain.query[torch.from_numpy(tokens).to(plain.query.device)]
     out, lse = plain.attend(plain.vary(turned, tables=plain.step.host_block_tables[order], query=query))
@@ -137,6 +144,8 @@ def block_size(subject: Subject) -> Iterator[Answer]:
     subject.require_time()
     case = plain.case
     sizes = [size for size in (2 * case.block_size, case.block_size // 2, 16, 32) if size not in (0, case.block_size)]
+    if case.prefix:
+        raise NotRun("sequences share blocks, which have another number of tokens then")
     others = [dataclasses.replace(case, block_size=size) for size in sizes]
     other = next((other for other in others if subject.entry.impl.why_not(other, subject.device.kind) is None), None)
     if other is None:
@@ -150,7 +159,8 @@ def block_size(subject: Subject) -> Iterator[Answer]:
 def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.ndarray) -> torch.Tensor:
     """The tokens of a pool in blocks of another case, NaN around them where the entry takes that."""
     shape = (other.num_blocks, other.block_size, other.num_kv_heads, other.head_dim)
-    paged = torch.full(shape, plain.subject.unused, dtype=pool.dtype, device=pool.device)
+    repaged = torch.full(shape, plain.subject.unused, dtype=pool.dtype, device=pool.device)
+    paged, pool = movable(repaged), movable(pool)
     for seq, seq_len in enumerate(other.seq_lens):
         position = np.arange(seq_len)
         old, new = plain.step.host_block_tables[seq], tables[seq]
@@ -160,7 +170,7 @@ def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.
             for table, size in zip((old, new), sizes, strict=True)
         )
         paged[target[0], target[1]] = pool[source[0], :, source[1]]
-    return paged.transpose(1, 2).contiguous()
+    return repaged.transpose(1, 2).contiguous()
 
 
 def splits(subject: Subject) -> Iterator[Answer]:
@@ -184,6 +194,9 @@ def halves(subject: Subject) -> Iterator[Answer]:
         raise NotRun("the entry gives no LSE to merge by")
     if case.max_q_len > 1:
         raise NotRun("halves are for decode: with several query tokens the mask would move")
+    moving = {"window", "alibi", "sinks"} & set(case.features)
+    if moving:
+        raise NotRun(f"halves are for plain rows: {', '.join(sorted(moving))} of the two are not those of the whole")
     cut = [-(-count // 2) for count in case.blocks_per_seq]
     first = tuple(min(count * case.block_size, seq_len) for count, seq_len in zip(cut, case.seq_lens, strict=True))
     rest = tuple(seq_len - done for done, seq_len in zip(first, case.seq_lens, strict=True))
@@ -224,8 +237,8 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
     plain.require_blocks()
     caches = []
     for cache in plain.staged.caches[0]:
-        wide = cache.new_full((len(cache), 2, *cache.shape[1:]), subject.unused)
-        wide[:, 0] = cache
+        wide = torch.full((len(cache), 2, *cache.shape[1:]), subject.unused, dtype=cache.dtype, device=cache.device)
+        movable(wide)[:, 0] = movable(cache)
         caches.append(wide[:, 0])
     yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
 
@@ -241,7 +254,7 @@ def _launch_on(plain: _Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
     out, lse = tensors[3], _unwritten_like(plain.staged.lses[0])
     plain.subject.trial.plan(plain.step)
     try:
-        plain.subject.trial.prepared.launch(*tensors, lse)
+        plain.subject.trial.prepared.launch(*tensors, lse, **plain.named)
     except Exception as error:
         raise Refused(f"{of_error(error)}") from error
     plain.subject.device.synchronize()
@@ -253,13 +266,16 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
     plain = _Plain(subject)
     plain.require_blocks()
     case, tables = plain.case, plain.step.host_block_tables
+    if case.prefix or case.window:
+        why = "sequences share blocks as they are" if case.prefix else "what one sequence sees is behind another's window"
+        raise NotRun(why)
     full = sorted(((seq_len // case.block_size, seq) for seq, seq_len in enumerate(case.seq_lens)), reverse=True)[:2]
     if len(full) < 2 or not full[1][0]:
         raise NotRun("there are no two sequences with a full block")
     count, owner, other = full[1][0], full[0][1], full[1][1]
     index = [torch.from_numpy(tables[seq, :count].astype(np.int64)).to(plain.key.device) for seq in (owner, other)]
     key, value = plain.key.clone(), plain.value.clone()
-    for pool in (key, value):
+    for pool in (movable(key), movable(value)):
         pool[index[1]] = pool[index[0]]
     inputs = plain.vary(case, key=key, value=value)
     copied = plain.attend(inputs)
@@ -268,14 +284,17 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
     shared = tables.copy()
     shared[other, :count] = tables[owner, :count]
     for pool in (key, value):
-        pool[index[1]] = subject.unused
+        unused = torch.full((1,), subject.unused, dtype=pool.dtype, device=pool.device)
+        movable(pool)[index[1]] = movable(unused)
     yield plain.answer(plain.attend(plain.vary(case, tables=shared, key=key, value=value)), copied, truth)
 
 
 def layers(subject: Subject) -> Iterator[Answer]:
     """A second layer under the plan of the first, which is this one with its heads in reverse."""
     plain = _Plain(subject)
-    inputs = plain.vary(plain.case, query=plain.query.flip(1), key=plain.key.flip(1), value=plain.value.flip(1))
+    key, value = (movable(pool).flip(1).view(pool.dtype) for pool in (plain.key, plain.value))
+    named = {name: tensor.flip(0) for name, tensor in plain.named.items()}
+    inputs = plain.vary(plain.case, query=plain.query.flip(1), key=key, value=value, named=named)
     inputs = dataclasses.replace(inputs, step=plain.step)
     second = inputs.stage(subject.entry.layout)
     trial = subject.trial

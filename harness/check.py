@@ -112,7 +112,7 @@ class _Test:
 
 def _categorical(out: torch.Tensor, lse: torch.Tensor | None, truth: AttentionTruth) -> list[_Test]:
     """What no tolerance excuses, the most telling first."""
-    empty = truth.lse.isneginf()
+    empty = (truth.num_visible == 0)[:, None]
     of_out = (
         ("outputs were never written", is_unwritten(out)),
         ("outputs are NaN", out.isnan()),
@@ -121,7 +121,7 @@ def _categorical(out: torch.Tensor, lse: torch.Tensor | None, truth: AttentionTr
     )
     tests = [_Test(rule=rule, score=wrong.to(torch.uint8), shown=(out, truth.out)) for rule, wrong in of_out]
     if lse is not None:
-        faults = _lse_faults(lse, empty)
+        faults = _lse_faults(lse, truth.lse.isneginf())
         tests += [_Test(rule=rule, score=wrong.to(torch.uint8), shown=(lse, truth.lse)) for rule, wrong in faults]
     return tests
 

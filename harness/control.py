@@ -20,7 +20,7 @@ DERIVED: dict[str, Callable[[Any], int]] = {
     "num_written": lambda case: case.num_tokens - case.num_padding,
     "num_lengths": lambda case: len(set(case.seq_lens)),
     "num_past_64": lambda case: sum(n > 64 and n % 64 == 1 for n in case.seq_lens),
-    "num_outliers": lambda case: int(case.num_kv_heads * sum(n > 0 < q for n, q in _lens(case)) > 1),
+    "num_outliers": lambda case: int(not case.sinks and case.num_kv_heads * sum(n > 0 < q for n, q in _lens(case)) > 1),
     "own_scale": lambda case: int(case.softmax_scale != case.head_dim**-0.5),
     "num_elements": lambda case: case.num_blocks * case.num_kv_heads * case.block_size * case.head_dim,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -61,8 +62,10 @@ def seed_of(digest: str, hazards: Hazards, layer: int = 0) -> int:
     return (int(digest, 16) * 1000003 + hazards.seed * 10007 + layer) % (1 << 62)
 
 
-def deal_blocks(blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal shuffled blocks to sequences.
+def deal_blocks(
+    blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random.Generator, shared: Sequence[tuple[int, int]] = ()
+) -> np.ndarray:
+    """Deal shuffled blocks to sequences; `shared` holds the leader of each and how many blocks it has from it.
 
     Returns the block tables, [num_seqs, max(blocks) + 1] int32. Every row has an unused entry at least; unused entries
     name a block that no sequence owns.
@@ -71,20 +74,29 @@ def deal_blocks(blocks_per_seq: tuple[int, ...], num_blocks: int, rng: np.random
     unowned = int(deck[-1])
     width = max(blocks_per_seq, default=0) + 1
     tables = np.full((len(blocks_per_seq), width), unowned, dtype=np.int32)
-    used = np.arange(width)[None, :] < np.asarray(blocks_per_seq, dtype=np.int64).reshape(-1, 1)
+    column = np.arange(width)[None, :]
+    used = column < np.asarray(blocks_per_seq, dtype=np.int64).reshape(-1, 1)
+    if shared:
+        used &= column >= np.asarray([count for _, count in shared], dtype=np.int64).reshape(-1, 1)
     tables[used] = deck[: int(used.sum())]
+    for seq, (leader, count) in enumerate(shared):
+        tables[seq, :count] = tables[leader, :count]
     return tables
 
 
 def foreign_entries(tables: np.ndarray, blocks_per_seq: tuple[int, ...]) -> np.ndarray:
-    """Let unused entries name a block in the middle of the next sequence that has one; tables of one owner stay as they are."""
+    """Let unused entries name a block in the middle of the next sequence that has one, or the last of its blocks where it
+    shares that one; tables of one owner, and of those that share all, stay as they are."""
     owners = [seq for seq, count in enumerate(blocks_per_seq) if count]
     filled = tables.copy()
     for seq, count in enumerate(blocks_per_seq):
         others = [owner for owner in owners if owner != seq]
         if others:
             other = next((owner for owner in others if owner > seq), others[0])
-            filled[seq, count:] = tables[other, blocks_per_seq[other] // 2]
+            middle, last = tables[other, [blocks_per_seq[other] // 2, blocks_per_seq[other] - 1]]
+            foreign = next((block for block in (middle, last) if block not in tables[seq, :count]), None)
+            if foreign is not None:
+                filled[seq, count:] = foreign
     return filled
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.names import UsageError, nearest
 from harness.ops import OP_NAMES
+from harness.ops.features import FEATURES
 from harness.ops.layouts import HND, Layout
 from harness.rehearsal import rehearse
 from harness.rooms import load_room
@@ -72,12 +73,15 @@ class Prepared:
     def plan(self, step: Any) -> None:
         """Take one step's tables and lengths; called once for all layers. May use the host; is timed apart."""
 
-    def launch(self, *tensors: Any) -> None:
+    def launch(self, *tensors: Any, **layer: Any) -> None:
         """Run once, on the current stream, into the tensors given.
 
-        attention      launch(query, key_cache, value_cache, out, lse)
-        cache_write    launch(key, value, key_cache, value_cache)
+        attention      launch(query, key_cache, value_cache, out, lse, **layer)
+        cache_write    launch(key, value, key_cache, value_cache, **layer)
         block_copy     launch(key_caches, value_caches), a tuple of caches each, one a layer
+
+        `layer` holds the tensors that the spec's `layer_shapes` names, float32: sinks, alibi_slopes, k_scale, v_scale. An
+        entry whose limits declare no features gets none.
 
         Allocates nothing, synchronises nothing, and can be captured in a CUDA graph unless the entry says `graph=False`.
         """
@@ -99,6 +103,7 @@ class Limits:
 
     head_dim_multiple    head_dim must be a multiple of it
     max_q_len            1 for decode only
+    features             what it implements of harness/ops/features.py, besides softmax(scale * q.k) v
     """
 
     dtypes: frozenset[str] | set[str] | None = None
@@ -111,6 +116,11 @@ class Limits:
     max_group: int | None = None
     max_q_len: int | None = None
     max_seq_len: int | None = None
+    features: frozenset[str] | set[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.features) - set(FEATURES)):
+            raise UsageError(f"features must be of {', '.join(FEATURES)} (got {', '.join(unknown)})")
 
     def why_not(self, case: Case) -> str | None:
         """Return the first rule that `case` breaks, as a sentence, or None. Fields that a case lacks break no rule."""
@@ -138,6 +148,10 @@ class Limits:
             value = getattr(case, field, None)
             if most is not None and value is not None and value > most:
                 return f"{field} must be at most {most} (got {value})"
+        lacks = next((name for name in getattr(case, "features", ()) if name not in self.features), None)
+        if lacks:
+            has = ", ".join(name for name in FEATURES if name in self.features) or "none"
+            return f"{lacks} is not implemented (implements: {has})"
         return None
 
 

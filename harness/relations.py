@@ -21,7 +21,7 @@ from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.registry import Entry, Unsupported
-from harness.trial import SPIN_CYCLES, Trial, lend
+from harness.trial import SPIN_CYCLES, Trial, lend, lend_layer
 
 #: Bytes of one cache and seconds of one launch up to which "small" runs relations.
 SMALL_BYTES, SMALL_S = 4 << 20, 0.25
@@ -178,7 +178,7 @@ def graph(subject: Subject) -> Iterator[Answer]:
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(captured):
-        trial.prepared.launch(*lend(staged.arguments(0)))
+        trial.prepared.launch(*lend(staged.arguments(0)), **lend_layer(staged.keywords(0)))
     for _ in range(2):
         staged.soil(0)
         captured.replay()
@@ -195,7 +195,7 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         trial.plan(staged.step)
-        trial.prepared.launch(*lend(staged.arguments(0)))
+        trial.prepared.launch(*lend(staged.arguments(0)), **lend_layer(staged.keywords(0)))
         words = outputs(trial, staged)
     stream.synchronize()  # the words are copied there, and compared here
     yield subject.again(words)

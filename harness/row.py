@@ -20,7 +20,7 @@ from harness.ops.contract import Staged
 from harness.record import Samples
 from harness.registry import Entry, Unsupported
 from harness.tamper import Untouched
-from harness.trial import Breach, Trial, lend, remarks
+from harness.trial import Breach, Trial, lend, lend_layer, remarks
 from harness.words import message, of_error, shortened
 
 Stage = Callable[[], Staged]
@@ -149,8 +149,10 @@ class Row:
             staged = stage()
             plan = functools.partial(self.prepared.plan, staged.step)
             self.fields["plan_s"] = summarise(timing.plan_seconds(plan, self.device))
-            lent = [lend(staged.arguments(layer)) for layer in range(staged.num_layers)]
-            launches = [functools.partial(self.prepared.launch, *arguments) for arguments in lent]
+            launches = [
+                functools.partial(self.prepared.launch, *lend(staged.arguments(layer)), **lend_layer(staged.keywords(layer)))
+                for layer in range(staged.num_layers)
+            ]
             self.timer = timing.make_timer(launches, self.device, self.entry.impl.graph)
             if self.device.kind == "cuda":
                 self.fields["host_s"] = timing.host_seconds(launches, self.device)

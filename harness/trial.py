@@ -57,6 +57,11 @@ def lend(arguments: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(part.detach() if isinstance(part, torch.Tensor) else lend(part) for part in arguments)
 
 
+def lend_layer(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """As `lend`, what is passed by name."""
+    return dict(zip(keywords, lend(keywords.values()), strict=True))
+
+
 def _forms(lent: Iterable[Any]) -> list[tuple[list[int], tuple[int, ...]]]:
     """Shape and strides of each tensor, in order."""
     forms: list[tuple[list[int], tuple[int, ...]]] = []
@@ -109,11 +114,12 @@ class Trial:
         reused = staged.outputs(layer)[0]
         self._seen = [seen for seen in self._seen if reused not in seen[0]]
         staged.soil(layer)
-        lent = lend(staged.arguments(layer))
-        before = _forms(lent)
-        self.prepared.launch(*lent)
-        if _forms(lent) != before:
-            raise Breach(f"launch must leave its tensors' shapes and strides alone ({_reshaped(before, _forms(lent))})")
+        lent, named = lend(staged.arguments(layer)), lend_layer(staged.keywords(layer))
+        tensors = (*lent, *named.values())
+        before = _forms(tensors)
+        self.prepared.launch(*lent, **named)
+        if _forms(tensors) != before:
+            raise Breach(f"launch must leave its tensors' shapes and strides alone ({_reshaped(before, _forms(tensors))})")
 
     def look(self, staged: Staged, layers: Sequence[int]) -> str | None:
         """Wait for what was launched on these layers; return what is wrong besides the values, or None.

@@ -6,6 +6,8 @@ A kernel rounds in three places, and each leaves an error whose size follows fro
     out             each element is rounded to the dtype:            unit * |out|
     float32         scores, exponentials and sums:                   2^-24, times the length of the chain of additions
 
+A cache in fp8 adds nothing: what is right is computed on what it holds, and fp8 times its scale is exact until it is summed.
+
 Derived, not drawn: a baseline measured with one kernel is small by luck in some rows, and then a right kernel that
 rounds in another order fails. docs/tolerance.md holds what was measured.
 """
@@ -14,10 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+
+from harness.ops.dtypes import movable
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionStep
@@ -37,7 +42,7 @@ class AttentionTruth:
     """What is right, and how far a careful kernel that computes in `dtype` strays from it. float64 unless said.
 
     out                    [num_tokens, num_q_heads, head_dim]
-    lse                    [num_tokens, num_q_heads]              natural logarithm; -inf where no key is visible
+    lse                    [num_tokens, num_q_heads]              natural logarithm; without a visible key -inf, or the sink
     baseline_l2            [num_tokens, num_q_heads]              L2 of a row's error, the tail of its distribution included
     baseline_max           [num_tokens, num_q_heads, head_dim]    expected error of an element, without the rounding of out
     baseline_lse           [num_tokens, num_q_heads]              expected error of lse
@@ -66,6 +71,16 @@ class _Problem:
     value: torch.Tensor
     step: AttentionStep
     scale: float
+    window: int | None
+    softcap: float | None
+    named: Mapping[str, torch.Tensor]
+
+    def of_heads(self, name: str, heads: slice) -> torch.Tensor | None:
+        """What is named, in float64, of these heads; a single number stands for all. None where the problem has none."""
+        if name not in self.named:
+            return None
+        values = self.named[name].double()
+        return values if len(values) == 1 else values[heads]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +90,8 @@ class _Part:
     seqs: list[int]
     heads: slice
     tokens: range
-    num_keys: int
-    num_hidden: int  # keys that the first token of the part does not see yet, but the last does
+    first_key: int  # that any of them sees
+    end_key: int
 
 
 def attention_truth(
@@ -86,46 +101,55 @@ def attention_truth(
     step: AttentionStep,
     scale: float,
     quantises: frozenset[str] = frozenset(),
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    named: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> AttentionTruth:
     """Compute attention over canonical pools in float64, on the device that holds them.
 
     Shapes
         query         [num_tokens, num_q_heads, head_dim]
-        key, value    [num_blocks, num_kv_heads, block_size, head_dim]; slots past a sequence's end are never looked at
+        key, value    [num_blocks, num_kv_heads, block_size, head_dim]; slots that no row sees are never looked at
+        named         alibi_slopes, sinks [num_q_heads]; k_scale, v_scale [1] or [num_kv_heads], where the problem has them
 
     The baseline rounds what `quantises` names (of TO_FP8) to fp8 e4m3; what is right stays the same.
     """
     zeros = torch.zeros_like(query, dtype=torch.float64)
+    no_keys = zeros[..., 0] + (named["sinks"].double() if "sinks" in named else -math.inf)
     truth = AttentionTruth(
         out=zeros,
-        lse=zeros[..., 0] - math.inf,
+        lse=no_keys,
         baseline_l2=zeros[..., 0].clone(),
         baseline_max=zeros.clone(),
-        baseline_lse=zeros[..., 0].clone(),
+        baseline_lse=UNIT_F32 * no_keys.abs().nan_to_num(posinf=0.0),
         baseline_normaliser=zeros[..., 0].clone(),
-        num_visible=_num_visible(step).to(query.device),
+        num_visible=_num_visible(step, window).to(query.device),
         query_start_loc=tuple(step.host_query_start_loc.tolist()),
         dtype=query.dtype,
         quantises=quantises & TO_FP8,
     )
-    problem = _Problem(query=query, key=key, value=value, step=step, scale=scale)
-    for part in _parts(step, key, query.shape[1]):
+    problem = _Problem(
+        query=query, key=key, value=value, step=step, scale=scale, window=window, softcap=softcap, named=named
+    )
+    for part in _parts(problem):
         _attend(truth, part, problem)
     return truth
 
 
-def _num_visible(step: AttentionStep) -> torch.Tensor:
-    """Keys that each query token sees: seq_len - q_len + i + 1, at least 0."""
+def _num_visible(step: AttentionStep, window: int | None) -> torch.Tensor:
+    """Keys that each query token sees: seq_len - q_len + i + 1, at least 0, at most a window."""
     starts = torch.from_numpy(step.host_query_start_loc).long()
     q_lens = starts.diff()
     last = torch.from_numpy(step.host_seq_lens).long() - starts[1:] + 1
-    return (last.repeat_interleave(q_lens) + torch.arange(int(starts[-1]))).clamp(min=0)
+    return (last.repeat_interleave(q_lens) + torch.arange(int(starts[-1]))).clamp(min=0, max=window)
 
 
-def _parts(step: AttentionStep, key: torch.Tensor, num_q_heads: int) -> Iterator[_Part]:
+def _parts(problem: _Problem) -> Iterator[_Part]:
     """Cut the step into parts whose temporaries fit the budget. Tokens that see no key are in none."""
-    _, num_kv_heads, _, head_dim = key.shape
-    budget = BUDGET_BYTES[key.device.type]
+    step, num_q_heads = problem.step, problem.query.shape[1]
+    _, num_kv_heads, _, head_dim = problem.key.shape
+    budget = BUDGET_BYTES[problem.key.device.type]
     alike: dict[tuple[int, int], list[int]] = {}
     q_lens = (step.host_query_start_loc[1:] - step.host_query_start_loc[:-1]).tolist()
     for seq, lens in enumerate(zip(step.host_seq_lens.tolist(), q_lens, strict=True)):
@@ -134,9 +158,12 @@ def _parts(step: AttentionStep, key: torch.Tensor, num_q_heads: int) -> Iterator
         if not seq_len or not q_len:
             continue
         first = max(q_len - seq_len, 0)
-        bytes_a_token = 6 * 8 * seq_len * num_q_heads // num_kv_heads  # of one KV head
+        window = problem.window or seq_len
+        most_keys = min(seq_len, window + q_len - first - 1)
+        bytes_a_token = 6 * 8 * most_keys * num_q_heads // num_kv_heads  # of one KV head
         tokens_at_once = max(1, min(q_len - first, budget // 2 // bytes_a_token))
-        bytes_a_head = 4 * 8 * seq_len * head_dim + tokens_at_once * bytes_a_token
+        most_keys = min(seq_len, window + tokens_at_once - 1)
+        bytes_a_head = 4 * 8 * most_keys * head_dim + tokens_at_once * bytes_a_token
         heads_at_once = max(1, min(num_kv_heads, budget // bytes_a_head))
         seqs_at_once = max(1, budget // (bytes_a_head * num_kv_heads))
         for at in range(0, len(seqs), seqs_at_once):
@@ -145,7 +172,8 @@ def _parts(step: AttentionStep, key: torch.Tensor, num_q_heads: int) -> Iterator
                     tokens = range(begin, min(begin + tokens_at_once, q_len))
                     yield _Part(
                         seqs=seqs[at : at + seqs_at_once], heads=slice(head, min(head + heads_at_once, num_kv_heads)),
-                        tokens=tokens, num_keys=seq_len - q_len + tokens.stop, num_hidden=len(tokens) - 1,
+                        tokens=tokens, first_key=max(seq_len - q_len + begin + 1 - window, 0),
+                        end_key=seq_len - q_len + tokens.stop,
                     )
 
 
@@ -156,24 +184,38 @@ def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
     q_heads = slice(part.heads.start * group, part.heads.stop * group)
     starts = torch.as_tensor(step.host_query_start_loc[part.seqs], dtype=torch.long)
     rows = (starts[:, None] + torch.arange(part.tokens.start, part.tokens.stop)).to(device)
-    num_blocks = -(-part.num_keys // problem.key.shape[2])
-    blocks = torch.as_tensor(step.host_block_tables[part.seqs, :num_blocks], dtype=torch.long).to(device)
+    size = problem.key.shape[2]
+    table = step.host_block_tables[part.seqs, part.first_key // size : -(-part.end_key // size)]
+    blocks = torch.as_tensor(table, dtype=torch.long).to(device)
 
     q = problem.query[:, q_heads][rows].double()
     q = q.reshape(*rows.shape, -1, group, q.shape[-1]).transpose(1, 2)  # s h t g d
-    k, v = (_gather(pool, blocks, part) for pool in (problem.key, problem.value))  # s h n d
-    scores = _times(q, k.mT).mul_(problem.scale)  # s h t g n
-    if part.num_hidden:
-        hidden = torch.ones(len(part.tokens), part.num_keys, dtype=torch.bool, device=device)
-        scores.masked_fill_(hidden.triu_(part.num_keys - part.num_hidden)[:, None], -math.inf)
+    k, v = (  # s h n d
+        _gather(pool, blocks, part, problem.of_heads(scale, part.heads))
+        for pool, scale in ((problem.key, "k_scale"), (problem.value, "v_scale"))
+    )
+    end = torch.arange(part.end_key - len(part.tokens) + 1, part.end_key + 1, device=device)  # of the keys that a token sees
+    ahead = torch.arange(part.first_key, part.end_key, device=device) - (end[:, None] - 1)  # t n
+    hidden = ahead > 0 if problem.window is None else (ahead > 0) | (ahead <= -problem.window)
+    scores = _of_functions(_times(q, k.mT).mul_(problem.scale), ahead, problem, q_heads)  # s h t g n
+    if len(part.tokens) > 1:  # one sees all the keys of its part
+        scores.masked_fill_(hidden[:, None], -math.inf)
     lse = scores.logsumexp(-1)
+    sinks = problem.of_heads("sinks", q_heads)
+    if sinks is not None:
+        lse = torch.logaddexp(lse, sinks.view(-1, 1, group))
     p = scores.sub_(lse[..., None]).exp_()
     out = _times(p, v)
 
-    longest = k.norm(dim=-1).cummax(-1).values  # among the first n keys
+    norms = k.norm(dim=-1)
+    if problem.window is None:
+        longest = norms.cummax(-1).values[..., end - 1]  # among the keys that a token sees: s h t
+    else:
+        longest = norms[:, :, None].masked_fill(hidden, 0.0).amax(-1)
     seen = truth.num_visible[rows][:, None].expand(-1, k.shape[1], -1)  # s h t
-    reach = abs(problem.scale) * q.norm(dim=-1) * longest.gather(-1, seen - 1)[..., None]  # no score is larger
+    reach = abs(problem.scale) * q.norm(dim=-1) * longest[..., None]  # no score is larger
     of_score, of_sum = _arithmetic(p, reach, seen[..., None], q.shape[-1], truth)
+    of_score += _of_score_functions(reach, problem)
     l2, largest, normaliser = _baseline(p, v, out, (of_score + of_sum)[..., None], truth)
     of_lse = of_score + of_sum / 3 + UNIT_F32 * lse.abs()
     made = {
@@ -182,6 +224,23 @@ def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
     }
     for name, tensor in made.items():
         getattr(truth, name)[:, q_heads][rows] = tensor.transpose(1, 2).flatten(2, 3)
+
+
+def _of_functions(scores: torch.Tensor, ahead: torch.Tensor, problem: _Problem, q_heads: slice) -> torch.Tensor:
+    """Scores s h t g n after softcap and then ALiBi, in place; `ahead` t n is how far a key lies ahead of the token."""
+    if problem.softcap is not None:
+        scores.div_(problem.softcap).tanh_().mul_(problem.softcap)
+    slopes = problem.of_heads("alibi_slopes", q_heads)
+    if slopes is not None:
+        scores += slopes.view(-1, 1, scores.shape[3], 1) * ahead[:, None]
+    return scores
+
+
+def _of_score_functions(reach: torch.Tensor, problem: _Problem) -> torch.Tensor | float:
+    """What a score errs more by softcap, whose tanh may come of an exponential and a quotient, and by ALiBi's products, of keys
+    that a row does not forget: their biases are at most the spread of its scores and the 17 that a float32 weight spans."""
+    of_cap = 4 * UNIT_F32 * problem.softcap if problem.softcap is not None else 0.0
+    return of_cap + (2 * UNIT_F32 * (2 * reach + 17) if "alibi_slopes" in problem.named else 0.0)
 
 
 def _arithmetic(
@@ -200,9 +259,12 @@ def _arithmetic(
     return of_score, UNIT_F32 * seen.double().sqrt()  # a random walk
 
 
-def _gather(pool: torch.Tensor, blocks: torch.Tensor, part: _Part) -> torch.Tensor:
-    """The part's keys or values as [sequences, heads, num_keys, head_dim] float64."""
-    return pool[:, part.heads][blocks].transpose(1, 2).flatten(2, 3)[:, :, : part.num_keys].double()
+def _gather(pool: torch.Tensor, blocks: torch.Tensor, part: _Part, scale: torch.Tensor | None) -> torch.Tensor:
+    """The part's keys or values as [sequences, heads, num_keys, head_dim] float64, times the scale of each head."""
+    begin = part.first_key % pool.shape[2]
+    tokens = movable(pool)[:, part.heads][blocks].transpose(1, 2).flatten(2, 3)
+    wide = tokens[:, :, begin : begin + part.end_key - part.first_key].view(pool.dtype).double()
+    return wide if scale is None else wide.mul_(scale[:, None, None])
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

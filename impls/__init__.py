@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from harness.ops.features import FEATURES
 from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, LAYOUTS, NHD, PAGED
 from harness.registry import DETERMINISTIC, Impl, Limits
 from impls.controls import CONTROLS
@@ -12,26 +15,32 @@ WRITABLE = (*PAGED, HND_SWIZZLED)
 
 #: of kernels that move whole vectors of 16 bytes
 VECTORS = Limits(dtypes={"f32", "f16", "bf16"}, head_dim_multiple=8)
+#: all that a case can ask for
+EVERYTHING = frozenset(FEATURES)
+READER = dataclasses.replace(VECTORS, features=EVERYTHING)
 
 IMPLS: tuple[Impl, ...] = (
     # attention
     Impl(
         name="numpy.dense", op="attention", claims=DETERMINISTIC,
         prepare="impls.numpy_dense:prepare",
-        layouts=WRITABLE, devices=("cpu",), note="float64, all keys of a sequence at once: the reference",
+        layouts=WRITABLE, devices=("cpu",), limits=Limits(features=EVERYTHING),
+        note="float64, all keys of a sequence at once: the reference",
     ),
     Impl(
         name="numpy.online", op="attention", claims=DETERMINISTIC,
         prepare="impls.numpy_online:prepare",
-        layouts=WRITABLE, devices=("cpu",), note="float64, block by block with the online softmax",
+        layouts=WRITABLE, devices=("cpu",), limits=Limits(features=EVERYTHING),
+        note="float64, block by block with the online softmax",
     ),
     Impl(
         name="torch.gather", op="attention", prepare="impls.torch_gather:prepare",
-        layouts=WRITABLE, note="gathers the blocks in use, then SDPA",
+        layouts=WRITABLE, limits=Limits(features=EVERYTHING), note="gathers the blocks in use, then SDPA",
     ),
     Impl(
         name="torch.blocked", op="attention", prepare="impls.torch_blocked:prepare",
-        layouts=WRITABLE, params={"tile": (256, 16, 64, 1024)}, note="walks block tables, one online softmax across tiles",
+        layouts=WRITABLE, limits=Limits(features=EVERYTHING), params={"tile": (256, 16, 64, 1024)},
+        note="walks block tables, one online softmax across tiles",
     ),
     Impl(
         name="torch.contiguous", op="attention", prepare="impls.torch_contiguous:prepare",
@@ -121,29 +130,31 @@ IMPLS: tuple[Impl, ...] = (
     # readers: what the device can read in the case's own tables
     Impl(
         name="ceiling.load_16b", op="attention", role="reader", prepare="impls.cuda.read_blocks:prepare_load",
-        layouts=(HND, NHD, KV_NHD), limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing",
+        layouts=(HND, NHD, KV_NHD), limits=READER, devices=("cuda",), available="impls.cuda.jit:why_missing",
         params={"ctas_per_sm": (4, 2), "warps": (8,), "loads": (4, 2)},
         note="16-byte loads past L1, persistent",
     ),
     Impl(
         name="ceiling.bulk_copy", op="attention", role="reader", prepare="impls.cuda.read_blocks:prepare_bulk",
-        layouts=(HND, NHD, KV_NHD), limits=VECTORS, devices=("cuda",), available="impls.cuda.read_blocks:why_no_bulk_copy",
+        layouts=(HND, NHD, KV_NHD), limits=READER, devices=("cuda",), available="impls.cuda.read_blocks:why_no_bulk_copy",
         params={"ctas_per_sm": (2,), "warps": (4,), "stages": (2, 3), "chunk_bytes": (4096, 8192)},
         note="cp.async.bulk into a ring of each warp",
     ),
     Impl(
         name="ceiling.torch_read", op="attention", role="reader", prepare="impls.torch_read:prepare",
-        layouts=(HND, NHD), limits=Limits(head_dim_multiple=2), devices=("cpu",), note="embedding_bag over scattered rows",
+        layouts=(HND, NHD), limits=Limits(head_dim_multiple=2, features=EVERYTHING), devices=("cpu",),
+        note="embedding_bag over scattered rows",
     ),
     # floors: what a launch takes at least
     Impl(
         name="floor.empty_kernel", op="attention", role="floor", prepare="impls.cuda.empty:prepare",
         layouts=tuple(LAYOUTS.values()), devices=("cuda",), available="impls.cuda.jit:why_missing",
-        note="a kernel that does nothing",
+        limits=Limits(features=EVERYTHING), note="a kernel that does nothing",
     ),
     Impl(
         name="floor.empty_call", op="attention", role="floor", prepare="impls.empty_call:prepare",
-        layouts=tuple(LAYOUTS.values()), devices=("cpu",), note="a call that does nothing",
+        layouts=tuple(LAYOUTS.values()), devices=("cpu",), limits=Limits(features=EVERYTHING),
+        note="a call that does nothing",
     ),
     # other people's, where their libraries are found
     *PEERS,

@@ -22,7 +22,8 @@ class Empty(Prepared):
         pass
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
         pass
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from harness.ops.dtypes import ITEMSIZE
+from harness.ops.dtypes import ITEMSIZE, movable
 from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -27,23 +27,26 @@ class PerSequence(Prepared):
     """Walks the sequences; a subclass says how one of them attends."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.dtype] % 16:
-            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {spec.head_dim} of {spec.dtype})")
+        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
+            got = f"{spec.head_dim} of {spec.cache_dtype}"
+            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
         self.spec = spec
 
     def plan(self, step: AttentionStep) -> None:
         self.step = step
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
         step, spec = self.step, self.spec
         if len(query) != step.num_tokens:
             raise ValueError(f"planned for {step.num_tokens} query tokens (got {len(query)})")
+        self.layer: dict[str, Array] = {name: tensor.double().numpy() for name, tensor in layer.items()}
         starts = step.host_query_start_loc.tolist()
         for seq, seq_len in enumerate(step.host_seq_lens.tolist()):
             rows = slice(starts[seq], starts[seq + 1])
-            out[rows], lse[rows] = 0.0, -np.inf
+            out[rows], lse[rows] = 0.0, layer.get("sinks", -np.inf)
             if not seq_len or rows.start == rows.stop:
                 continue
             blocks = step.host_block_tables[seq, : -(-seq_len // spec.block_size)]
@@ -58,19 +61,43 @@ class PerSequence(Prepared):
         """Attend with queries [num_kv_heads, q_len * group, head_dim]; returns the same of out, and lse without head_dim."""
         raise NotImplementedError
 
+    def first_key(self, num_rows: int, seq_len: int) -> int:
+        """The first key that any row sees: with a window those before it may hold anything."""
+        q_len = num_rows // self.spec.group
+        return max(seq_len - q_len - self.spec.window + 1, 0) if self.spec.window else 0
+
     def read(self, key_cache: torch.Tensor, value_cache: torch.Tensor, blocks: Any) -> tuple[Array, Array]:
         """Return K and V of these blocks in float64, [num_kv_heads, tokens, head_dim], from any layout."""
         ids = torch.from_numpy(blocks.astype(np.int64))
-        pair = self.spec.layout.restore(key_cache.index_select(0, ids), value_cache.index_select(0, ids))
+        pair = self.spec.layout.restore(*(movable(cache).index_select(0, ids) for cache in (key_cache, value_cache)))
         shape = (self.spec.num_kv_heads, len(blocks) * self.spec.block_size, self.spec.head_dim)
-        key, value = (part.double().numpy().transpose(1, 0, 2, 3).reshape(shape) for part in pair)
+        wide = [part.contiguous().view(key_cache.dtype).double().numpy() for part in pair]
+        key, value = (part.transpose(1, 0, 2, 3).reshape(shape) for part in wide)
+        if self.spec.kv_dtype:
+            key, value = (part * self.layer[name][:, None, None] for part, name in ((key, "k_scale"), (value, "v_scale")))
         return key, value
 
-    def hidden(self, num_rows: int, seq_len: int, first: int, num_keys: int) -> Any:
-        """Whether each row must not see each key of first..first + num_keys: [num_rows, num_keys]."""
-        q_len = num_rows // self.spec.group
-        token = np.arange(num_rows) // self.spec.group
-        return np.arange(first, first + num_keys)[None, :] > (seq_len - q_len + token)[:, None]
+    def scores(self, queries: Array, key: Array, seq_len: int, first: int, head: Any = slice(None)) -> Array:
+        """Scores of keys first, first + 1, ... of one KV head or all: [..., num_rows, num_keys], -inf where one is not seen."""
+        spec, num_rows, num_keys = self.spec, queries.shape[1], key.shape[1]
+        scores: Array = spec.scale * (queries[head] @ np.swapaxes(key[head], -1, -2))
+        if spec.softcap:
+            scores = spec.softcap * np.tanh(scores / spec.softcap)
+        position = seq_len - num_rows // spec.group + np.arange(num_rows) // spec.group
+        ahead = np.arange(first, first + num_keys) - position[:, None]
+        if spec.alibi:
+            scores += self.of_rows("alibi_slopes", num_rows)[head] * ahead
+        scores[..., (ahead > 0) | (ahead <= -(spec.window or np.inf))] = -np.inf
+        return scores
+
+    def of_rows(self, name: str, num_rows: int) -> Array:
+        """What is given a query head as [num_kv_heads, num_rows, 1]."""
+        by_head = self.layer[name].reshape(self.spec.num_kv_heads, 1, self.spec.group)
+        return np.repeat(by_head, num_rows // self.spec.group, axis=1).reshape(self.spec.num_kv_heads, num_rows, 1)
+
+    def sinks(self, num_rows: int) -> Array:
+        """Scores of the keys that have no value, [num_kv_heads, num_rows, 1]; -inf where the layer has no sinks."""
+        return self.of_rows("sinks", num_rows) if self.spec.sinks else np.full((self.spec.num_kv_heads, num_rows, 1), -np.inf)
 
 
 class Dense(PerSequence):
@@ -81,18 +108,22 @@ class Dense(PerSequence):
     def attend(
         self, queries: Array, key_cache: torch.Tensor, value_cache: torch.Tensor, blocks: Any, seq_len: int
     ) -> tuple[Array, Array]:
-        key, value = (part[:, :seq_len] for part in self.read(key_cache, value_cache, blocks))
-        hidden = self.hidden(queries.shape[1], seq_len, 0, seq_len)
-        out, lse = np.zeros(queries.shape), np.full(queries.shape[:2], -np.inf)
-        sees = ~hidden.all(axis=1)
-        for head in range(len(queries)):
-            scores = self.spec.scale * (queries[head][sees] @ key[head].T)
-            scores[hidden[sees]] = -np.inf
-            largest = scores.max(axis=1, keepdims=True, initial=-np.inf)
-            weights = np.exp(scores - largest)
-            total = weights.sum(axis=1, keepdims=True)
-            out[head, sees] = weights / total @ value[head]
-            lse[head, sees] = (largest + np.log(total))[:, 0]
+        num_rows, size = queries.shape[1], self.spec.block_size
+        first = self.first_key(num_rows, seq_len)
+        begin = first // size * size
+        pair = self.read(key_cache, value_cache, blocks[first // size :])
+        key, value = (part[:, first - begin : seq_len - begin] for part in pair)
+        out, lse = np.empty(queries.shape), np.empty(queries.shape[:2])
+        for head in range(len(queries)):  # of KV, one at a time
+            scores, sink = self.scores(queries, key, seq_len, first, head), self.sinks(num_rows)[head]
+            largest = np.maximum(scores.max(axis=1, keepdims=True), sink)
+            # A row that sees nothing keeps -inf, from which nothing can be subtracted.
+            shift = np.where(np.isneginf(largest), 0.0, largest)
+            weights = np.exp(scores - shift)
+            total = weights.sum(axis=1, keepdims=True) + np.exp(sink - shift)
+            empty = total == 0
+            out[head] = weights / np.where(empty, 1.0, total) @ value[head]
+            lse[head] = np.where(empty, -np.inf, shift + np.log(np.where(empty, 1.0, total)))[:, 0]
         return out, lse
 
 

@@ -37,14 +37,16 @@ class Online(PerSequence):
     def attend(
         self, queries: Array, key_cache: torch.Tensor, value_cache: torch.Tensor, blocks: Any, seq_len: int
     ) -> tuple[Array, Array]:
-        largest, total = np.full((*queries.shape[:2], 1), -np.inf), np.zeros((*queries.shape[:2], 1))
-        attended = np.zeros(queries.shape)
-        for index in range(len(blocks)):
-            first = index * self.spec.block_size
-            used = min(seq_len - first, self.spec.block_size)
-            key, value = (part[:, :used] for part in self.read(key_cache, value_cache, blocks[index : index + 1]))
-            scores = self.spec.scale * (queries @ key.transpose(0, 2, 1))
-            scores[:, self.hidden(queries.shape[1], seq_len, first, used)] = -np.inf
+        num_rows, size = queries.shape[1], self.spec.block_size
+        first_key = self.first_key(num_rows, seq_len)
+        # A sink is the score of a key without a value: the sum begins with it, once a row.
+        largest = self.sinks(num_rows)
+        total, attended = np.isfinite(largest).astype(np.float64), np.zeros(queries.shape)
+        for index in range(first_key // size, len(blocks)):
+            first, end = max(index * size, first_key), min((index + 1) * size, seq_len)
+            slots = slice(first - index * size, end - index * size)
+            key, value = (part[:, slots] for part in self.read(key_cache, value_cache, blocks[index : index + 1]))
+            scores = self.scores(queries, key, seq_len, first)
             larger = np.maximum(largest, scores.max(axis=2, keepdims=True))
             # A row that has seen no key yet keeps -inf, from which nothing can be subtracted.
             shift = np.where(np.isneginf(larger), 0.0, larger)

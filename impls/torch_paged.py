@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness.guards import workspace
-from harness.ops.dtypes import ITEMSIZE
+from harness.ops.dtypes import ITEMSIZE, movable
 from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -30,8 +30,12 @@ class Batch:
     tokens           [num_seqs * q_len]         int64, their place in `query` and `out`
     limits           [num_seqs, q_len]          int64, keys that each sees
     table            [num_seqs, num_blocks]     int64, block ids; past a sequence's own blocks, its first one again
-    tails            [2, num_tails]             int64, (sequence, token) of the slots past the end in last blocks
+    tails            [2, num_tails]             int64, (sequence, token) of the slots past the end in last blocks, and of
+                     those before the window in first ones
                      (table and tails have no columns where nothing is paged)
+
+    With a window a sequence begins, here, with the first block that holds a key which some row sees: tokens are counted from
+    that block on, in `lengths`, `limits` and `tails`.
     """
 
     seqs: list[int]
@@ -55,18 +59,20 @@ class Batched(Prepared):
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
-        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.dtype] % 16:
-            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {spec.head_dim} of {spec.dtype})")
+        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
+            got = f"{spec.head_dim} of {spec.cache_dtype}"
+            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
         self.spec = spec
         num_integers = 2 * spec.max_num_tokens
         if spec.layout.paged:
-            num_integers += spec.max_num_seqs * (spec.max_blocks_per_seq + 2 * spec.block_size)
+            tails = (4 if spec.window else 2) * spec.block_size
+            num_integers += spec.max_num_seqs * (spec.max_blocks_per_seq + tails)
         self.integers = workspace(num_integers, torch.int64, spec.device)
         self.workspace_bytes = 8 * len(self.integers)
 
     def deal(self, step: AttentionStep, key: Callable[[int, int, int], Any]) -> None:
         """Put sequences of equal `key(seq, seq_len, q_len)` into one batch."""
-        host, blind = batches_of(step, self.spec.block_size if self.spec.layout.paged else None, key)
+        host, blind = batches_of(step, self.spec.block_size if self.spec.layout.paged else None, key, self.spec.window)
         arrays = [array for batch in host for array in batch.arrays().values()]
         flat = np.concatenate([array.ravel() for array in (*arrays, blind)])
         self.integers[: len(flat)].copy_(torch.from_numpy(flat))
@@ -80,21 +86,27 @@ class Batched(Prepared):
         if len(query) != self.num_tokens:
             raise ValueError(f"planned for {self.num_tokens} query tokens (got {len(query)})")
 
-    def finish_blind(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+    def finish_blind(self, out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor | None) -> None:
         """Write the rows that see no key."""
         if len(self.blind):
             out.index_fill_(0, self.blind, 0.0)
-            lse.index_fill_(0, self.blind, -math.inf)
+            if sinks is None:
+                lse.index_fill_(0, self.blind, -math.inf)
+            else:
+                lse.index_copy_(0, self.blind, sinks.expand(len(self.blind), -1))
 
 
 def batches_of(
-    step: AttentionStep, block_size: int | None, key: Callable[[int, int, int], Any]
+    step: AttentionStep, block_size: int | None, key: Callable[[int, int, int], Any], window: int | None = None
 ) -> tuple[list[Batch], Ints]:
     """Deal the sequences; returns the batches, arrays on the host, and the query tokens that see no key.
 
     `block_size` None is a cache without pages.
     """
     seq_lens, starts = step.host_seq_lens.astype(np.int64), step.host_query_start_loc.astype(np.int64)
+    firsts = np.maximum(seq_lens - np.diff(starts) - window + 1, 0) if window else np.zeros_like(seq_lens)
+    begins = firsts // block_size if block_size else firsts  # blocks before them are not looked at
+    seq_lens, firsts = seq_lens - begins * (block_size or 0), firsts - begins * (block_size or 0)
     dealt: dict[Any, list[int]] = {}
     blind: list[Ints] = [np.empty(0, np.int64)]
     for seq in np.argsort(-seq_lens, kind="stable").tolist():
@@ -111,13 +123,14 @@ def batches_of(
         batches.append(Batch(
             seqs=chosen, lengths=seq_lens[seqs].tolist(), q_len=q_len,
             tokens=(starts[seqs + 1][:, None] + back).ravel(), limits=seq_lens[seqs][:, None] + back + 1,
-            **_pages(step.host_block_tables[seqs], seq_lens[seqs], block_size),
+            **_pages(step.host_block_tables[seqs], seq_lens[seqs], block_size, begins[seqs], firsts[seqs]),
         ))  # fmt: skip
     return batches, np.concatenate(blind)
 
 
-def _pages(tables: Any, seq_lens: Ints, block_size: int | None) -> dict[str, Ints]:
-    """`table` and `tails` of the sequences whose rows of the block tables are given."""
+def _pages(tables: Any, seq_lens: Ints, block_size: int | None, begins: Ints, firsts: Ints) -> dict[str, Ints]:
+    """`table` and `tails` of the sequences whose rows of the block tables are given, from column `begins` on; of their
+    `seq_lens` tokens those before `firsts` are behind the window."""
     if block_size is None:
         return {"table": np.empty((len(seq_lens), 0), np.int64), "tails": np.empty((2, 0), np.int64)}
     num_blocks = -(-seq_lens // block_size)
@@ -125,10 +138,12 @@ def _pages(tables: Any, seq_lens: Ints, block_size: int | None) -> dict[str, Int
     # Never read an entry past a sequence's own blocks: it may hold anything.
     owned = np.where(column[None, :] < num_blocks[:, None], column[None, :], 0)
     used = seq_lens - (num_blocks - 1) * block_size
-    row, offset = np.nonzero(np.arange(block_size)[None, :] >= used[:, None])
+    slot = np.arange(block_size)
+    row, offset = np.nonzero(slot >= used[:, None])
+    hidden = np.nonzero(slot < firsts[:, None])
     return {
-        "table": np.take_along_axis(tables, owned, axis=1).astype(np.int64),
-        "tails": np.stack([row, (num_blocks[row] - 1) * block_size + offset]),
+        "table": np.take_along_axis(tables, begins[:, None] + owned, axis=1).astype(np.int64),
+        "tails": np.concatenate([np.stack([row, (num_blocks[row] - 1) * block_size + offset]), np.stack(hidden)], axis=1),
     }
 
 
@@ -139,6 +154,13 @@ def gather(
 
     One copy each in most layouts; HND_SWIZZLED is put in order by another. The results may be strided.
     """
+    key, value = _gather(movable(key_cache), movable(value_cache), layout, table, num_kv_heads)
+    return key.view(key_cache.dtype), value.view(value_cache.dtype)
+
+
+def _gather(
+    key_cache: torch.Tensor, value_cache: torch.Tensor, layout: Layout, table: torch.Tensor, num_kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     if layout.name in ("HND", "HND_SWIZZLED"):
         head = torch.arange(num_kv_heads, device=table.device)
         place = table[:, None, :] * num_kv_heads + head[:, None]

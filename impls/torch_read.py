@@ -16,7 +16,8 @@ from torch.nn.functional import embedding_bag
 
 from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import NHD
-from harness.registry import Prepared
+from harness.ops.sharing import blocks_to_read
+from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
@@ -46,13 +47,17 @@ class Reader(Prepared):
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
-        row_words = spec.head_dim * ITEMSIZE[spec.dtype] // WORD_BYTES
+        row_words, rest = divmod(spec.head_dim * ITEMSIZE[spec.cache_dtype], WORD_BYTES)
+        if rest:
+            raise Unsupported(f"head_dim must be whole words of 4 bytes (got {spec.head_dim} of {spec.cache_dtype})")
         self.block_words = spec.num_kv_heads * spec.block_size * row_words
         self.heads = 1 if spec.layout is NHD else spec.num_kv_heads  # in NHD the heads of a token are one row
         self.token_words = row_words * spec.num_kv_heads // self.heads
 
     def plan(self, step: AttentionStep) -> None:
-        full, tails = blocks_in_use(step, self.spec.block_size)
+        blocks, tokens = blocks_to_read(step, self.spec.block_size, self.spec.window)
+        is_full = tokens == self.spec.block_size
+        full, tails = blocks[is_full], list(zip(blocks[~is_full].tolist(), tokens[~is_full].tolist(), strict=True))
         parts = num_parts(self.block_words)
         listed = (
             (self.block_words // parts, (full[:, None] * parts + np.arange(parts)).reshape(-1)),
@@ -64,9 +69,10 @@ class Reader(Prepared):
         ]
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
-        """Read; query, out and lse are left alone."""
+        """Read; all but the caches is left alone."""
         self._caches = (key_cache, value_cache)
         for cache in self._caches:
             words = cache.view(torch.float32)
@@ -83,17 +89,6 @@ class Reader(Prepared):
                 for some in rows.index.split(1024):  # a little at a time: a gather of all would double the memory held
                     total += words.view(-1, rows.width).index_select(0, some).sum(dtype=torch.int64)
         return total
-
-
-def blocks_in_use(step: AttentionStep, block_size: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Return the ids of full blocks, [n] int64, and (id, tokens) of each sequence's last block where it isn't full."""
-    full, tails = [np.empty(0, np.int64)], []
-    for table, seq_len in zip(step.host_block_tables, step.host_seq_lens.tolist(), strict=True):
-        num_full, tail = divmod(seq_len, block_size)
-        full.append(table[:num_full].astype(np.int64))
-        if tail:
-            tails.append((int(table[num_full]), tail))
-    return np.concatenate(full), tails
 
 
 def token_rows(tails: list[tuple[int, int]], heads: int, block_size: int) -> np.ndarray:

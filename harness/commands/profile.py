@@ -207,12 +207,12 @@ def launch(case: Case, entry: Entry, device_name: str | None, into: Path) -> int
     told = {"device": dataclasses.asdict(device), "compiled": [dict(kernel) for kernel in prepared.kernels]}
     into.write_text(json.dumps(told))
     for _ in range(LAUNCHES):
-        prepared.launch(*staged.arguments(0))
+        prepared.launch(*staged.arguments(0), **staged.keywords(0))
     device.synchronize()
     if device.kind == "cuda":
         torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     for _ in range(LAUNCHES):
-        prepared.launch(*staged.arguments(0))
+        prepared.launch(*staged.arguments(0), **staged.keywords(0))
     device.synchronize()
     if device.kind == "cuda":
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]

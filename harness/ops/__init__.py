@@ -37,10 +37,13 @@ def case_type(op: str) -> type[Case]:
 
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """Return the case that `Case.to_json` made this of."""
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in data.items() if name != "op"
-    }
+    fields: dict[str, Any] = {name: tuples(value) for name, value in data.items() if name != "op"}
     return case_type(data["op"])(**fields)
+
+
+def tuples(value: Any) -> Any:
+    """Lists, and lists in them, as tuples: a case's fields cannot change."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def operator(name: str) -> Operator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class StagedAttention:
             key, value = self.inputs.arrange(layer, self.layout)
             (key, value), held = house({"key_cache" + of: key, "value_cache" + of: value})
             self.caches.append((key, value))
-            self.read += [layer.held[0], *held]
+            self.read += [layer.held[0], *held, *layer.held[3:]]
 
     def renew(self) -> bool:
         self.outs, self.lses, self.written = [], [], []
@@ -76,6 +76,9 @@ class StagedAttention:
     def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
         return (self.inputs.layers[layer].query, *self.caches[layer], self.outs[layer], self.lses[layer])
 
+    def keywords(self, layer: int) -> Mapping[str, torch.Tensor]:
+        return self.inputs.layers[layer].named
+
     def outputs(self, layer: int) -> Sequence[Guarded]:
         return self.written[2 * layer : 2 * layer + 2]
 
@@ -93,14 +96,15 @@ class StagedAttention:
         wild = hz.wild_entries(step.host_block_tables, case.blocks_per_seq, case.num_blocks)
         return make_step(wild, step.host_seq_lens, step.host_query_start_loc, str(step.seq_lens.device))[0]
 
-    def coverage(self) -> Mapping[str, int]:
-        """How many blocks had a needle, of how many, in how many rounds; empty where there are no needles."""
+    def coverage(self) -> Mapping[str, Any]:
+        """How many blocks had a needle, of how many, in how many rounds; without needles, what a cache's format errs."""
         if not self.inputs.hazards.needles:
-            return {}
+            error = self.inputs.format_error
+            return {} if error is None else {"format_error": error}
         return {
             "needle_rounds": self.num_layers,
             "needle_blocks": len(self.inputs.needles),
-            "blocks": sum(self.inputs.case.blocks_per_seq),
+            "blocks": self.inputs.case.seen_blocks,
         }
 
     def scan(self, layers: Sequence[int], lse: bool = True) -> str | None:
@@ -129,7 +133,7 @@ class StagedAttention:
         """
         # The sign bit alone: a GPU's negation of 16-bit floats changes what NaN holds, and inputs are hashed.
         value_cache = self.caches[layer][1]
-        integers = {2: torch.int16, 4: torch.int32}[value_cache.element_size()]
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[value_cache.element_size()]
         head = self._mirrored_head(layer)
         value_cache.select(self.layout.head_dimension, head).view(integers).bitwise_xor_(torch.iinfo(integers).min)
         self._mirrored ^= {layer}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from harness.guards import Guarded, empty, house
 from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
 from harness.ops.attention_staged import StagedAttention, make_step
-from harness.ops.dtypes import torch_dtype
+from harness.ops.dtypes import movable, torch_dtype
+from harness.ops.layer_tensors import by_query_head
 from harness.ops.layouts import Layout
 from harness.ops.needles import num_rounds, plant
 from harness.ops.outlier import plant_outlier
+from harness.ops.quantised import AT_ONCE, draw_scale, store
+from harness.ops.sharing import blocks_to_read
 from harness.truth import TO_FP8, AttentionTruth, attention_truth
 
 
@@ -42,6 +46,12 @@ class AttentionOperator:
             max_blocks_per_seq=max(case.blocks_per_seq, default=0) + 1,
             device=device,
             params=params,
+            window=case.window,
+            softcap=case.softcap,
+            alibi=case.alibi,
+            sinks=case.sinks,
+            kv_dtype=case.kv_dtype,
+            kv_scales=case.kv_scales,
         )
 
     def build(self, case: AttentionCase, hazards: Hazards, *, layers: int, device: str) -> AttentionInputs:
@@ -49,13 +59,15 @@ class AttentionOperator:
 
         Shapes
             query         [num_tokens, num_q_heads, head_dim]                        case.dtype, a layer
-            key, value    [num_blocks, num_kv_heads, block_size, head_dim]           case.dtype, a layer
+            key, value    [num_blocks, num_kv_heads, block_size, head_dim]           case.cache_dtype, a layer
+            named         what launch takes by keyword, AttentionSpec.layer_shapes   f32, a layer
             step          one for all layers, see AttentionStep
 
         Blocks are dealt in shuffled order, so that no kernel passes by assuming neighbours.
         """
         rng = np.random.default_rng(hz.seed_of(case.digest, hazards))
-        tables = hz.deal_blocks(case.blocks_per_seq, case.num_blocks, rng)
+        shared = tuple((leader, tokens // case.block_size) for leader, tokens in case.prefix)
+        tables = hz.deal_blocks(case.blocks_per_seq, case.num_blocks, rng, shared)
         used = _slots_in_use(case, tables, device)
         if hazards.foreign:
             tables = hz.foreign_entries(tables, case.blocks_per_seq)
@@ -71,48 +83,86 @@ class AttentionOperator:
 
 
 def _slots_in_use(case: AttentionCase, tables: np.ndarray, device: str) -> torch.Tensor:
-    """[num_blocks, block_size] bool: the slots that hold a token of some sequence."""
-    tokens = np.zeros(case.num_blocks, dtype=np.int64)
-    for row, seq_len, num_blocks in zip(tables, case.seq_lens, case.blocks_per_seq, strict=True):
-        if num_blocks:
-            tokens[row[:num_blocks]] = case.block_size
-            tokens[row[num_blocks - 1]] = seq_len - (num_blocks - 1) * case.block_size
-    used: torch.Tensor = torch.arange(case.block_size, device=device)[None, :] < torch.from_numpy(tokens).to(device)[:, None]
-    return used
+    """[num_blocks, block_size] bool: the slots that hold a token which some row may see."""
+    used = np.zeros((case.num_blocks, case.block_size), dtype=bool)
+    slot = np.arange(case.block_size)
+    for row, first, seq_len, num_blocks in zip(tables, case.first_keys, case.seq_lens, case.blocks_per_seq, strict=True):
+        begin, last = first // case.block_size, num_blocks - 1
+        if begin > last:
+            continue
+        used[row[begin + 1 : last]] = True
+        for block in {begin, last}:  # several sequences may see parts of one block
+            position = block * case.block_size + slot
+            used[row[block]] |= (position >= first) & (position < seq_len)
+    return torch.from_numpy(used).to(device)
 
 
 @dataclasses.dataclass
 class Layer:
-    """One set of canonical tensors; `held` are their allocations, in this order."""
+    """One set of canonical tensors; `named` is what launch takes by keyword; `held` are their allocations, in this order."""
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     held: Sequence[Guarded]
+    named: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     truth: AttentionTruth | None = None
     checksum: int | None = None
 
 
-def _make_layer(inputs: AttentionInputs, used: torch.Tensor, layer: int, of: str) -> Layer:
-    case, hazards, device = inputs.case, inputs.hazards, used.device
-    generator = torch.Generator(device=device).manual_seed(hz.seed_of(case.digest, hazards, layer))
-    dtype = torch_dtype(case.dtype)
-    held: list[Guarded] = []
+@dataclasses.dataclass(frozen=True)
+class _Drawn:
+    """One set before it is quantised; key and value in case.dtype, poison and needles in them."""
 
-    def normal(name: str, *shape: int) -> torch.Tensor:
-        tensor, guarded = empty(name + of, shape, dtype, device)
-        held.append(guarded)
-        return tensor.normal_(generator=generator)
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    named: dict[str, torch.Tensor]
+    needles: set[tuple[int, int]]
+    chance: torch.Generator
 
+
+def _draw(inputs: AttentionInputs, used: torch.Tensor, layer: int, make: Callable[..., torch.Tensor]) -> _Drawn:
+    """Draw set number `layer` into what make(name, *shape) allocates."""
+    case, hazards = inputs.case, inputs.hazards
+    chance = torch.Generator(device=used.device).manual_seed(hz.seed_of(case.digest, hazards, layer))
     pool = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
-    query = normal("query", case.num_tokens, case.num_q_heads, case.head_dim)
-    key, value = normal("key_cache", *pool), normal("value_cache", *pool)
+    query = make("query", case.num_tokens, case.num_q_heads, case.head_dim).normal_(generator=chance)
+    key, value = (make(name, *pool).normal_(generator=chance) for name in ("key_cache", "value_cache"))
     if hazards.outlier:
         plant_outlier(case, inputs.step, query, key, value)
     hz.poison(key, value, ~used, hazards.fill)
-    if hazards.needles:
-        inputs.needles |= plant(case, inputs.step, query, key, value, layer)
-    return Layer(query, key, value, held)
+    needles = plant(case, inputs.step, query, key, value, used, layer) if hazards.needles else set()
+    return _Drawn(query, key, value, by_query_head(case, chance), needles, chance)
+
+
+def _make_layer(inputs: AttentionInputs, used: torch.Tensor, layer: int, of: str) -> Layer:
+    case, device = inputs.case, used.device
+    dtype, cache_dtype = torch_dtype(case.dtype), torch_dtype(case.cache_dtype)
+    held: list[Guarded] = []
+
+    def guarded(name: str, *shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        tensor, allocation = empty(name + of, shape, dtype, device)
+        held.append(allocation)
+        return tensor
+
+    def make(name: str, *shape: int) -> torch.Tensor:
+        passing = case.kv_dtype and name != "query"
+        return torch.empty(shape, dtype=dtype, device=device) if passing else guarded(name, *shape)
+
+    drawn = _draw(inputs, used, layer, make)
+    inputs.needles |= drawn.needles
+    caches, named = {"key_cache": drawn.key, "value_cache": drawn.value}, drawn.named
+    if case.kv_dtype:
+        for name, raw in caches.items():
+            scale = f"{name[0]}_scale"
+            named[scale] = draw_scale(scale, raw, used, case.kv_scales, cache_dtype, drawn.chance)
+            caches[name] = store(raw, named[scale], guarded(name, *raw.shape, dtype=cache_dtype))
+    housed, of_named = house({name + of: tensor for name, tensor in named.items()})
+    return Layer(
+        query=drawn.query, key=caches["key_cache"], value=caches["value_cache"], held=[*held, *of_named],
+        named=dict(zip(named, housed, strict=True)),
+    )
 
 
 @dataclasses.dataclass
@@ -133,13 +183,14 @@ class AttentionInputs:
     @classmethod
     def given(
         cls, case: AttentionCase, hazards: Hazards, tables: np.ndarray, *, query: torch.Tensor, key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor, named: Mapping[str, torch.Tensor],
     ) -> AttentionInputs:
         """One layer of these canonical tensors, copied, under the step of these host tables."""
         lens, starts = np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32)
         step, of_step = make_step(tables, lens, starts, str(key.device))
-        (query, key, value), held = house({"query": query, "key_cache": key, "value_cache": value})
-        return cls(case=case, hazards=hazards, step=step, layers=[Layer(query, key, value, held)], held=of_step)
+        (query, key, value, *rest), held = house({"query": query, "key_cache": key, "value_cache": value, **named})
+        layer = Layer(query, key, value, held, dict(zip(named, rest, strict=True)))
+        return cls(case=case, hazards=hazards, step=step, layers=[layer], held=of_step)
 
     @property
     def num_layers(self) -> int:
@@ -149,8 +200,30 @@ class AttentionInputs:
         """Truth in float64, computed once a layer, and again where what is rounded to fp8 (of `quantises`) is another."""
         made, to_fp8 = self.layers[layer], quantises & TO_FP8
         if made.truth is None or made.truth.quantises != to_fp8:
-            made.truth = attention_truth(made.query, made.key, made.value, self.step, self.case.softmax_scale, to_fp8)
+            made.truth = self._attend(made.query, made.key, made.value, made.named, to_fp8)
         return made.truth
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, named: Mapping[str, torch.Tensor],
+        to_fp8: frozenset[str] = frozenset(),
+    ) -> AttentionTruth:
+        case = self.case
+        return attention_truth(
+            query, key, value, self.step, case.softmax_scale, to_fp8, window=case.window, softcap=case.softcap, named=named
+        )
+
+    @functools.cached_property
+    def format_error(self) -> float | None:
+        """What storing K and V in fp8 changes in the output: the L2 of a row's difference as a share of the row's, the median
+        over rows of the first set. It is the format's, whoever reads it. None where nothing is quantised or seen."""
+        if not self.case.kv_dtype or self.hazards.needles:
+            return None
+        stored, used = self.truth(0), _slots_in_use(self.case, self.step.host_block_tables, str(self.layers[0].key.device))
+        dtype = torch_dtype(self.case.dtype)
+        drawn = _draw(self, used, 0, lambda _, *shape: torch.empty(shape, dtype=dtype, device=used.device))
+        exact = self._attend(drawn.query, drawn.key, drawn.value, drawn.named).out
+        share = ((stored.out - exact).norm(dim=-1) / exact.norm(dim=-1))[stored.num_visible > 0]
+        return float(share.median()) if share.numel() else None
 
     def stage(self, layout: Layout) -> StagedAttention:
         """Convert every layer to `layout` (HND is not copied) and make outputs, all between canaries."""
@@ -165,28 +238,31 @@ class AttentionInputs:
     def _unpage(self, pool: torch.Tensor) -> torch.Tensor:
         """[num_seqs, max_len, num_kv_heads, head_dim]; last blocks keep their poison, and behind them lies as bad."""
         case = self.case
-        fill = math.nan if self.hazards.fill == "nan" else hz.DECOY_VALUE
+        fill = math.nan if self.hazards.fill == "nan" else min(hz.DECOY_VALUE, torch.finfo(pool.dtype).max)
         shape = (case.num_seqs, max(case.max_seq_len, 1), case.num_kv_heads, case.head_dim)
-        unpaged = torch.full(shape, fill, dtype=pool.dtype, device=pool.device)
+        unpaged, bits = torch.full(shape, fill, dtype=pool.dtype, device=pool.device), movable(pool)
         for seq, num_blocks in enumerate(case.blocks_per_seq):
-            blocks = pool[self.step.block_tables[seq, :num_blocks].long()]
+            blocks = bits[self.step.block_tables[seq, :num_blocks].long()]
             tokens = blocks.transpose(1, 2).reshape(-1, *shape[2:])[: shape[1]]
-            unpaged[seq, : len(tokens)] = tokens
+            movable(unpaged)[seq, : len(tokens)] = tokens
         return unpaged
 
     def checksum(self, layer: int) -> int:
-        """Sum of all 32-bit words of K and V in use, modulo 2**32."""
+        """Sum of all 32-bit words of K and V that a reader reads, modulo 2**32: each block that some row sees, up to its last
+        token, once."""
         made = self.layers[layer]
         if made.checksum is None:
             made.checksum = self._sum_words(made)
         return made.checksum
 
     def _sum_words(self, layer: Layer) -> int:
-        case, step = self.case, self.step
+        case = self.case
+        blocks, tokens = blocks_to_read(self.step, case.block_size, case.window)
         total = torch.zeros((), dtype=torch.int64, device=layer.key.device)
         for pool in (layer.key, layer.value):
-            for seq, (seq_len, num_blocks) in enumerate(zip(case.seq_lens, case.blocks_per_seq, strict=True)):
-                blocks = pool[step.block_tables[seq, :num_blocks].long()]
-                tokens = blocks.transpose(1, 2).reshape(-1, case.num_kv_heads * case.head_dim)[:seq_len].contiguous()
-                total += tokens.view(torch.int32).sum(dtype=torch.int64)
+            for count in np.unique(tokens).tolist():
+                ids = torch.from_numpy(blocks[tokens == count])
+                for some in torch.split(ids, max(1, AT_ONCE // pool[:1].numel())):
+                    words = pool.view(torch.uint8)[some.to(pool.device), :, :count].view(torch.int32)
+                    total += words.sum(dtype=torch.int64)
         return int(total) % 2**32

@@ -128,6 +128,9 @@ class StagedBlockCopy:
         keys, values = zip(*self.caches[layer], strict=True)
         return keys, values
 
+    def keywords(self, layer: int) -> Mapping[str, torch.Tensor]:
+        return {}
+
     def outputs(self, layer: int) -> Sequence[Guarded]:
         return self._outputs[layer]
 

@@ -137,6 +137,9 @@ class StagedCacheWrite:
     def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
         return self._arguments[layer]
 
+    def keywords(self, layer: int) -> Mapping[str, torch.Tensor]:
+        return {}
+
     def outputs(self, layer: int) -> Sequence[Guarded]:
         return self._outputs[layer]
 

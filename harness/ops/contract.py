@@ -34,13 +34,16 @@ class Staged(Protocol):
     def arguments(self, layer: int) -> tuple[Any, ...]:
         """What `launch` takes for this layer; the same tensors each time."""
 
+    def keywords(self, layer: int) -> Mapping[str, Any]:
+        """Tensors that `launch` takes by name besides, as the spec asks; the same each time."""
+
     def outputs(self, layer: int) -> Sequence[Guarded]:
         """Allocations of what a launch on this layer writes."""
 
     def wild_step(self) -> Any | None:
         """Return the step with ids of no block wherever none may be looked up, or None where it has no such place."""
 
-    def coverage(self) -> Mapping[str, int]:
+    def coverage(self) -> Mapping[str, Any]:
         """What of the case these sets put to the test, for the record."""
 
     def scan(self, layers: Sequence[int], lse: bool = True) -> str | None:

@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     import torch
 
 #: bytes an element
-ITEMSIZE = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1}
+ITEMSIZE = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1}
 
 #: distance from 1.0 to the next larger number
-EPS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "fp8_e4m3": 2.0**-3}
+EPS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "e4m3": 2.0**-3, "e5m2": 2.0**-2}
 
-_TORCH = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn"}
+_TORCH = {
+    "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -22,3 +24,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
     dtype: torch.dtype = getattr(torch, _TORCH[name])
     return dtype
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """View fp8 as bytes: torch moves those everywhere, and not all it does to other floats it does to fp8."""
+    import torch
+
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

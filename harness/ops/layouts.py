@@ -53,7 +53,7 @@ class Layout:
 
     def why_not(self, case: Case) -> str | None:
         """Return why `case` has no such layout, as a sentence, or None."""
-        itemsize = ITEMSIZE[getattr(case, "dtype", "f32")]
+        itemsize = ITEMSIZE[getattr(case, "cache_dtype", getattr(case, "dtype", "f32"))]
         head_dim = getattr(case, "head_dim", self.unit)
         if head_dim * itemsize % self.unit:
             return f"{self.name}: head_dim must be a multiple of {self.unit // itemsize}, {self.unit} bytes (got {head_dim})"

@@ -24,7 +24,9 @@ MAX_ROUNDS, ROUNDS_BYTES = 8, 48 << 20
 def num_rounds(case: AttentionCase) -> int:
     """Rounds after which every block of every sequence has had a needle, as far as the bounds allow; 1 at least."""
     wanted = 1
-    for seq_len, q_len, num_blocks in zip(case.seq_lens, case.q_lens, case.blocks_per_seq, strict=True):
+    lens = zip(case.seq_lens, case.q_lens, case.blocks_per_seq, case.first_keys, strict=True)
+    for seq_len, q_len, blocks, first_key in lens:
+        num_blocks = blocks - first_key // case.block_size
         num_rows = len(needle_tokens(seq_len, q_len, case.group)) * case.num_q_heads
         if num_rows:
             wanted = max(wanted, 1 + math.ceil((num_blocks - num_rows // 2) / num_rows))
@@ -41,35 +43,36 @@ def needle_tokens(seq_len: int, q_len: int, group: int) -> list[int]:
     return sorted({int(token) for token in np.linspace(q_len - 1, first, count)}) if count > 0 else []
 
 
-def needle_positions(num_visible: int, block_size: int, num_rows: int, start: int) -> np.ndarray:
-    """Positions of the needles of `num_rows` rows that see `num_visible` keys; `start` rotates them between sequences.
+def needle_positions(end: int, block_size: int, num_rows: int, start: int, begin: int = 0) -> np.ndarray:
+    """Positions of the needles of `num_rows` rows that see keys begin..end - 1; `start` rotates them between sequences.
 
-    Half of the rows take an edge in turn: first and last token, both sides of the first and last block edge, and of a
+    Half of the rows take an edge in turn: first and last key, both sides of the first and last block edge, and of a
     cut in 2, 4 and 8 splits. The other half walk through the blocks, first or last slot in turn.
     """
-    edges = {0, num_visible - 1, block_size - 1, block_size}
-    last_edge = (num_visible - 1) // block_size * block_size
-    edges |= {last_edge, last_edge - 1}
+    first_edge, last_edge = (begin // block_size + 1) * block_size, (end - 1) // block_size * block_size
+    edges = {begin, end - 1, first_edge - 1, first_edge, last_edge, last_edge - 1}
     for splits in (2, 4, 8):
-        edges |= {num_visible // splits, num_visible // splits - 1}
-    sorted_edges = np.array(sorted(edge for edge in edges if 0 <= edge < num_visible))
+        cut = begin + (end - begin) // splits
+        edges |= {cut, cut - 1}
+    sorted_edges = np.array(sorted(edge for edge in edges if begin <= edge < end))
     turn = start + np.arange(num_rows)
-    return np.where(turn % 2 == 0, sorted_edges[(turn // 2) % len(sorted_edges)], walk(num_visible, block_size, turn // 2))
+    return np.where(turn % 2 == 0, sorted_edges[(turn // 2) % len(sorted_edges)], walk(end, block_size, turn // 2, begin))
 
 
-def walk(num_visible: int, block_size: int, turn: np.ndarray) -> np.ndarray:
+def walk(end: int, block_size: int, turn: np.ndarray, begin: int = 0) -> np.ndarray:
     """Positions that go from block to block, the first slot or the last in turn."""
-    block = turn % -(-num_visible // block_size)
-    slot = (turn + turn // -(-num_visible // block_size)) % 2 * (block_size - 1)
-    positions: np.ndarray = np.minimum(block * block_size + slot, num_visible - 1)
+    first = begin // block_size
+    count = -(-end // block_size) - first
+    slot = (turn + turn // count) % 2 * (block_size - 1)
+    positions: np.ndarray = np.clip((first + turn % count) * block_size + slot, begin, end - 1)
     return positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Needles:
     """Arrays of equal length: for each needle its sequence, its row (query token, head), its slot (block, offset), and
-    whether it is a decoy, which no kernel may read: "own" behind the end of its sequence, "foreign" in the block that the
-    first unused table entry names."""
+    whether it is a decoy, which no kernel may read: "own" behind the end of its sequence or before every window of it,
+    "foreign" in the block that the first unused table entry names."""
 
     seq: np.ndarray
     row: np.ndarray
@@ -85,17 +88,21 @@ class _Needles:
 
 
 def plant(
-    case: AttentionCase, step: AttentionStep, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int
+    case: AttentionCase, step: AttentionStep, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, used: torch.Tensor,
+    layer: int,
 ) -> set[tuple[int, int]]:
     """Overwrite keys of pools so that they point along a row's query, with a score of about log(seq_len) + 6 or of 100.
 
     Of a long chunk of query tokens only some get needles, so that most keys stay plain. The slot just past the end of
-    each sequence gets one too, and the first of the block past its last: decoys for whoever reads too far. Returns
-    (sequence, number of its block) of every needle; `layer` is the round.
+    each sequence gets one too, the first of the block past its last, and the one before the first window: decoys for
+    whoever reads too far. `used` [num_blocks, block_size] says which slots hold a key that some row sees, `layer` is the
+    round. Returns (sequence, number of its block) of every needle.
     """
     found = _choose(case, step, layer)
     if found is None:
         return set()
+    in_use = used.cpu().numpy()
+    found = found.take(np.flatnonzero(~(found.own & in_use[found.block, found.offset])))  # another sequence may see it
     # One writer a slot, or the bytes would depend on the order of the scatter; needles before decoys.
     found = found.take(np.argsort(found.own | found.foreign, kind="stable"))
     flat = (found.block * case.num_kv_heads + found.head // case.group) * case.block_size + found.offset
@@ -112,17 +119,11 @@ def plant(
     length = torch.from_numpy(scores).to(key.device).float()
     length = length / (case.softmax_scale * direction.square().sum(-1).clamp_min(1e-6))
     key[block, kv_head, offset] = (direction * length[:, None]).to(key.dtype)
-    unowned = np.flatnonzero(found.own | (found.foreign & ~np.isin(found.block, _owned(case, step))))
+    unowned = np.flatnonzero((found.own | found.foreign) & ~in_use[found.block, found.offset])
     some = torch.from_numpy(unowned).to(key.device)
     value[block[some], kv_head[some], offset[some]] = DECOY_VALUE
     needles = found.take(np.flatnonzero(~found.own & ~found.foreign))
     return set(zip(needles.seq.tolist(), (needles.position // case.block_size).tolist(), strict=True))
-
-
-def _owned(case: AttentionCase, step: AttentionStep) -> np.ndarray:
-    column = np.arange(step.host_block_tables.shape[1])[None, :]
-    owned: np.ndarray = step.host_block_tables[column < np.array(case.blocks_per_seq).reshape(-1, 1)]
-    return owned
 
 
 def _choose(case: AttentionCase, step: AttentionStep, layer: int) -> _Needles | None:
@@ -131,12 +132,13 @@ def _choose(case: AttentionCase, step: AttentionStep, layer: int) -> _Needles | 
         tokens = needle_tokens(seq_len, q_len, case.group)
         for ordinal, token in enumerate(tokens):
             num_rows = case.num_q_heads
-            visible = seq_len - q_len + token + 1
+            end = seq_len - q_len + token + 1
+            begin = max(end - case.window, 0) if case.window else 0
             if layer == 0:
-                positions = needle_positions(visible, case.block_size, num_rows, (seq + ordinal) * num_rows)
+                positions = needle_positions(end, case.block_size, num_rows, (seq + ordinal) * num_rows, begin)
             else:  # go on where the rounds before have stopped
                 walked = (seq + len(tokens)) * num_rows // 2 + ((layer - 1) * len(tokens) + ordinal) * num_rows
-                positions = walk(visible, case.block_size, walked + np.arange(num_rows))
+                positions = walk(end, case.block_size, walked + np.arange(num_rows), begin)
             parts.append(_at(case, step, seq, token, positions))
     if not parts:
         return None
@@ -148,6 +150,8 @@ def _at(case: AttentionCase, step: AttentionStep, seq: int, token: int, position
     """The needles of one query token at these positions, a head each, and its decoys, one a KV head and kind."""
     seq_len, past_blocks = case.seq_lens[seq], case.blocks_per_seq[seq] * case.block_size
     decoys = [past_blocks] if seq_len == past_blocks else [seq_len, past_blocks]
+    first = case.first_keys[seq]
+    decoys = [first - 1, *decoys] if first else decoys
     first_heads = np.arange(case.num_kv_heads) * case.group
     position = np.concatenate([positions, np.repeat(decoys, case.num_kv_heads)]).astype(np.int64)
     return _Needles(
@@ -157,6 +161,6 @@ def _at(case: AttentionCase, step: AttentionStep, seq: int, token: int, position
         position=position,
         block=step.host_block_tables[seq, position // case.block_size].astype(np.int64),
         offset=position % case.block_size,
-        own=(position >= seq_len) & (position < past_blocks),
+        own=((position >= seq_len) & (position < past_blocks)) | (position < first),
         foreign=position >= past_blocks,
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: what every score is moved by: its exponential is 0 in every float of at most 32 bits
 MOVED = -150.0
-TIMES = 1024.0  # exact in every dtype
+TIMES = 1024.0  # exact in every dtype; a cache with one scale for all heads would have no digits left for the others
 
 
 def plant_outlier(
@@ -25,8 +25,10 @@ def plant_outlier(
 ) -> tuple[int, int] | None:
     """Move the last KV head of the last sequence that is asked and has keys; returns (sequence, KV head).
 
-    None where there is no other head or sequence that would stay as it is.
+    None where there is no other head or sequence that would stay as it is, or where sinks would be all that is left of a row.
     """
+    if case.sinks:
+        return None
     seqs = [seq for seq, lens in enumerate(zip(case.seq_lens, case.q_lens, strict=True)) if all(lens)]
     if len(seqs) * case.num_kv_heads < 2:
         return None
@@ -40,7 +42,8 @@ def plant_outlier(
     along = math.sqrt(-MOVED / abs(case.softmax_scale) + spread)
     query[rows, heads] = _along(query[rows, heads], direction, along)
     key[blocks, head] = _along(key[blocks, head], direction, -math.copysign(along, case.softmax_scale))
-    value[blocks, head] *= TIMES
+    if not case.kv_dtype or case.kv_scales == "head":
+        value[blocks, head] *= TIMES
     return seq, head
 
 

@@ -11,6 +11,8 @@ _online = functools.partial(edit, right="numpy_online.py", op="attention", devic
 _write = functools.partial(edit, right="numpy_cache_write.py", op="cache_write", devices=("cpu",))
 _copy = functools.partial(edit, right="numpy_block_copy.py", op="block_copy", devices=("cpu",))
 
+_POSITION = "position = seq_len - num_rows // spec.group + np.arange(num_rows) // spec.group"
+
 EDITS = (
     # attention: which keys
     _dense(
@@ -19,15 +21,15 @@ EDITS = (
         at_least={"num_ragged": 1}, fault="blocks counted by floor division: the last, unfinished one is dropped",
     ),
     _online(
-        "first_block_dropped", ("in range(len(blocks)):", "in range(min(1, len(blocks) - 1), len(blocks)):"),
+        "first_block_dropped", ("in range(first_key // size, len(blocks)):", "in range(min(1, len(blocks) - 1), len(blocks)):"),
         at_least={"num_blocks_of_longest": 2}, fault="a window where none was asked for (vllm#4380, tokenspeed#578)",
     ),
     _dense(
-        "causal_from_the_end", ("> (seq_len - q_len + token)", "> (seq_len - 1 - token)"),
+        "causal_from_the_end", (_POSITION, "position = seq_len - 1 - np.arange(num_rows) // spec.group"),
         at_least={"max_q_len": 2}, fault="causal bound ctx - i for ctx - n + i (aiter#4290)",
     ),
     _dense(
-        "causal_from_the_start", ("> (seq_len - q_len + token)", "> token"),
+        "causal_from_the_start", (_POSITION, "position = np.arange(num_rows) // spec.group"),
         at_least={"max_seq_len": 2}, fault="causal mask without the offset kv_len - q_len (hyprstream#1521)",
     ),
     _dense(
@@ -44,9 +46,7 @@ EDITS = (
     ),
     _dense(
         "tile_of_64_by_floor",
-        ("part[:, :seq_len] for part in", "part[:, : seq_len - (seq_len > 64 and seq_len % 64 == 1)] for part in"),
-        ("hidden = self.hidden(queries.shape[1], seq_len, 0, seq_len)",
-            "hidden = self.hidden(queries.shape[1], seq_len, 0, key.shape[1])"),
+        ("first - begin : seq_len - begin]", "first - begin : seq_len - begin - (seq_len > 64 and seq_len % 64 == 1)]"),
         at_least={"num_past_64": 1}, fault="a tile that holds one token is not visited (the kind of sglang#2465)",
     ),
     # attention: the softmax
@@ -60,15 +60,15 @@ EDITS = (
     ),
     # attention: rows that see no key
     _dense(
-        "empty_row_unwritten", ("            out[rows], lse[rows] = 0.0, -np.inf\n", ""),
+        "empty_row_unwritten", ("            out[rows], lse[rows] = 0.0, layer.get(\"sinks\", -np.inf)\n", ""),
         at_least={"num_empty": 1}, fault="a row without keys is left as it was (flashinfer#4975, flashinfer#1533)",
     ),
     _dense(
-        "lse_of_empty_is_plus_inf", ("lse[rows] = 0.0, -np.inf", "lse[rows] = 0.0, np.inf"),
+        "lse_of_empty_is_plus_inf", ("layer.get(\"sinks\", -np.inf)", "np.inf"),
         at_least={"num_empty": 1}, fault="the LSE of no keys is +inf (FA#978)",
     ),
     _dense(
-        "lse_of_masked_is_finite", ("np.full(queries.shape[:2], -np.inf)", "np.full(queries.shape[:2], -49994.0)"),
+        "lse_of_masked_is_finite", ("np.where(empty, -np.inf, shift", "np.where(empty, -49994.0, shift"),
         at_least={"num_masked": 1}, fault="a fully masked row has an LSE of -49994 (flashinfer#4452)",
     ),
     # cache_write

@@ -19,6 +19,7 @@ _BY_HEAD = "permute(0, 3, 1, 2, 4)"
 _OUT = f"out = (sums / total).unflatten(2, (spec.group, -1)).{_BY_HEAD}"
 _LSE = f"lse = (largest + total.log()).unflatten(2, (spec.group, -1)).{_BY_HEAD}"
 _MASK = "scores = scores.masked_fill(positions >= limits[:live], -torch.inf)"
+_BLIND = "        self.finish_blind(out, lse, layer.get(\"sinks\"))"
 
 _ANY = {"max_seq_len": 1}
 
@@ -59,7 +60,7 @@ SOFTMAX = (
         fault="an accumulator of the cache's type (the Ascend article's LocalTensor<T> acc)",
     ),
     _blocked(
-        "rounded_before_the_sum", ("(scores - larger).exp_()", "(scores - larger).exp_().to(query.dtype).float()"),
+        "rounded_before_the_sum", ("(scores - shift).exp_()", "(scores - shift).exp_().to(query.dtype).float()"),
         at_least={"max_seq_len": 2}, dtypes={"f16", "bf16"}, fault="probabilities are summed once rounded; nothing declares it",
     ),
     _blocked(
@@ -192,7 +193,7 @@ WRITTEN = (
         at_least=_ANY, fault="an input serves as scratch",
     ),
     _blocked(
-        "writes_past_out", ("        self.finish_blind(out, lse)", "        self.finish_blind(out, lse)\n"
+        "writes_past_out", (_BLIND, f"{_BLIND}\n"
             "        out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(1)"),
         at_least=_ANY, fault="one element past the end of an output is written",
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.ops.dtypes import torch_dtype
+from harness.ops.features import KV_DTYPES
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD, NHD, X_PACKED
 from impls.cuda import jit
 from impls.cuda.launch import device_index, raw_stream
@@ -21,13 +23,20 @@ if TYPE_CHECKING:
     from impls.cuda.builds import Build
     from impls.cuda.launch import Launcher
 
-SCALARS = {"f32": "float", "f16": "__half", "bf16": "__nv_bfloat16"}
+SCALARS = {
+    "f32": "float", "f16": "__half", "bf16": "__nv_bfloat16", "e4m3": "__nv_fp8_e4m3", "e5m2": "__nv_fp8_e5m2",
+}
 #: of paged.cuh; a block's strides tell KV_NHD from NHD
 LAYOUTS = {HND: "HND", NHD: "NHD", KV_NHD: "NHD", X_PACKED: "X_PACKED", HND_SWIZZLED: "HND_SWIZZLED"}
 
 #: out, lse, query, key_cache, value_cache, block_tables, query_start_loc, seq_lens | num_seqs, num_q_heads, num_kv_heads |
 #: strides of tables, query and out tokens, key and value blocks | scale
 SIGNATURE = "PPPPPPPP iii qqqqq f"
+#: `Layer` of paged.cuh: alibi_slopes, sinks, k_scale, v_scale | window | softcap. What a launch takes by name, null where the
+#: spec does not ask for it. A kernel built for features takes it as one more parameter, by value.
+LAYER = "PPPPif"
+LAYER_NAMES = ("alibi_slopes", "sinks", "k_scale", "v_scale")
+LAYER_SIGNATURE = f"{SIGNATURE} {struct.calcsize(LAYER)}s"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,20 +48,36 @@ class Shape:
     group: int = 4
     dtype: str = "bf16"
     layout: str = "HND"
+    features: tuple[str, ...] = ()
+    kv_scales: str = "tensor"
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Shape:
         """The shape of `spec`."""
         return cls(
-            head_dim=spec.head_dim, block_size=spec.block_size, group=spec.group, dtype=spec.dtype, layout=LAYOUTS[spec.layout]
+            head_dim=spec.head_dim, block_size=spec.block_size, group=spec.group, dtype=spec.dtype, layout=LAYOUTS[spec.layout],
+            features=spec.features, kv_scales=spec.kv_scales,
         )
 
+    @property
+    def cache_dtype(self) -> str:
+        return next((name for name in self.features if name in KV_DTYPES), self.dtype)
+
+    @property
+    def signature(self) -> str:
+        """Of a kernel built for it that takes what `_enqueue` is given and nothing else."""
+        return LAYER_SIGNATURE if self.features else SIGNATURE
+
     def macros(self) -> dict[str, str | int]:
-        """The macros of paged.cuh."""
-        return {
+        """The macros of paged.cuh; without features those alone that every build has."""
+        macros: dict[str, str | int] = {
             "PA_SCALAR": SCALARS[self.dtype], "PA_LAYOUT": self.layout, "PA_HEAD_DIM": self.head_dim,
             "PA_BLOCK_SIZE": self.block_size, "PA_GROUP": self.group,
         }
+        macros |= {f"PA_{name.upper()}": 1 for name in self.features if name not in KV_DTYPES}
+        if self.cache_dtype != self.dtype:
+            macros |= {"PA_CACHE_SCALAR": SCALARS[self.cache_dtype], "PA_HEAD_SCALES": int(self.kv_scales == "head")}
+        return macros | ({"PA_LAYER": 1} if self.features else {})
 
 
 #: shapes whose builds stand for all
@@ -88,7 +113,8 @@ class Attention:
         self._max_seq_len = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
         self._step: AttentionStep | None = None
         self._form: tuple[Any, ...] = ()
-        #: by addresses: num_tokens, weak references to the five tensors, and their strides and scale as SIGNATURE ends
+        self._named = tuple(name for name in LAYER_NAMES if name in spec.layer_shapes)
+        #: by addresses: num_tokens, weak references to the tensors, and their strides and scale as SIGNATURE ends, and LAYER
         self._verified: dict[tuple[int, ...], tuple[int, tuple[Any, ...], tuple[Any, ...]]] = {}
 
     def plan(self, step: AttentionStep) -> None:
@@ -112,7 +138,8 @@ class Attention:
         raise ValueError(f"{name} must be at most {most}, what was prepared and what the table holds (got {got})")
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
         """Attend on the current stream; tokens of query and out, and blocks of the caches, may be strided."""
         if self._step is None:
@@ -120,13 +147,18 @@ class Attention:
         if self._num_tokens == 0:
             return
         pointers = (out.data_ptr(), lse.data_ptr(), query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr())
+        named = self._in_order(layer) if layer or self._named else ()
         # Checks cost more than a launch, so tensors that passed them pass again: the very same, at the same addresses.
         num_tokens, refs, tail = self._verified.get(pointers, NEVER)
         if not (
             num_tokens == self._num_tokens and refs[0]() is out and refs[1]() is lse and refs[2]() is query
             and refs[3]() is key_cache and refs[4]() is value_cache
+            and all(refs[5 + i]() is tensor for i, tensor in enumerate(named))
         ):
             tail = self._verify(pointers, query, key_cache, value_cache, out, lse)
+            if self._spec.features:
+                tail = (*tail, self._pack_layer(named))
+            self._remember(pointers, (out, lse, query, key_cache, value_cache, *named), tail)
         self._enqueue(raw_stream(self._device_index), (*pointers, *self._planned, *tail))
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
@@ -136,7 +168,7 @@ class Attention:
         self, pointers: tuple[int, ...], query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor,
         out: torch.Tensor, lse: torch.Tensor,
     ) -> tuple[Any, ...]:
-        """Check what a launch reads by, remember the tensors, and return their strides and the scale."""
+        """Check what a launch reads by, and return its strides and the scale."""
         strides = (query.stride(), out.stride(), key_cache.stride(), value_cache.stride())
         form = (
             self._num_tokens, strides, query.shape, query.dtype, out.shape, out.dtype, lse.shape, lse.stride(), lse.dtype,
@@ -147,13 +179,30 @@ class Attention:
             self._form = form
         if (pointers[2] | pointers[3] | pointers[4]) % self.alignment:
             raise ValueError(f"query and caches must begin at a multiple of {self.alignment} bytes (got {pointers[2:]})")
-        tail = (strides[0][0], strides[1][0], strides[2][0], strides[3][0], self._spec.scale)
+        return strides[0][0], strides[1][0], strides[2][0], strides[3][0], self._spec.scale
+
+    def _remember(self, pointers: tuple[int, ...], tensors: tuple[torch.Tensor, ...], tail: tuple[Any, ...]) -> None:
         if len(self._verified) >= MOST_VERIFIED:
             self._verified.clear()
-        ref = weakref.ref
-        refs = (ref(out), ref(lse), ref(query), ref(key_cache), ref(value_cache))
-        self._verified[pointers] = (self._num_tokens, refs, tail)
-        return tail
+        self._verified[pointers] = (self._num_tokens, tuple(map(weakref.ref, tensors)), tail)
+
+    def _in_order(self, layer: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What is passed by name, as LAYER_NAMES. Raises ValueError unless these are the names that the spec asks for."""
+        if layer.keys() != set(self._named):
+            wanted, got = (", ".join(names) or "nothing" for names in (self._named, layer))
+            raise ValueError(f"launch takes by name {wanted} (got {got})")
+        return tuple(layer[name] for name in self._named)
+
+    def _pack_layer(self, named: tuple[torch.Tensor, ...]) -> bytes:
+        """`Layer` of paged.cuh. Raises ValueError unless what is named is of the spec's shapes, in float32."""
+        addresses = dict.fromkeys(LAYER_NAMES, 0)
+        for name, tensor in zip(self._named, named, strict=True):
+            shape, wanted = self._spec.layer_shapes[name], torch_dtype("f32")
+            if tuple(tensor.shape) != shape or tensor.dtype != wanted or not tensor.is_contiguous():
+                got = f"{tuple(tensor.shape)} of {tensor.dtype}, strides {tensor.stride()}"
+                raise ValueError(f"{name} must be contiguous, of shape {shape} and type {wanted} (got {got})")
+            addresses[name] = tensor.data_ptr()
+        return struct.pack("@" + LAYER, *addresses.values(), self._spec.window or 0, self._spec.softcap or 0.0)
 
     def _check(self, query: torch.Tensor, *others: torch.Tensor) -> None:
         """Raise ValueError unless the tensors are of the prepared shapes and types, only tokens and blocks strided."""
@@ -161,10 +210,11 @@ class Attention:
         rows = (self._num_tokens, spec.num_q_heads, spec.head_dim)
         block = (spec.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
         keys, values = spec.layout.empty(block, key_cache.dtype, "meta")
-        dtype = torch_dtype(spec.dtype)
+        dtype, cache_dtype = torch_dtype(spec.dtype), torch_dtype(spec.cache_dtype)
         named = zip(
             ("query", "key_cache", "value_cache", "out", "lse"), (query, *others),
-            (rows, keys.shape, values.shape, rows, rows[:2]), (dtype, dtype, dtype, dtype, torch_dtype("f32")), strict=True,
+            (rows, keys.shape, values.shape, rows, rows[:2]), (dtype, cache_dtype, cache_dtype, dtype, torch_dtype("f32")),
+            strict=True,
         )
         for name, tensor, shape, wanted in named:
             if tuple(tensor.shape) != tuple(shape) or tensor.dtype != wanted:

@@ -27,7 +27,8 @@ class Empty(Prepared):
         pass
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
         self._kernel((1, 1, 1), 32, raw_stream(self._device_index))
 

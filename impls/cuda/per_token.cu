@@ -2,13 +2,16 @@
 //
 //   out[i,h,:] = sum_t softmax_t(scale * query[i,h,:] . key[t,g,:]) * value[t,g,:],   g = h / kGroup
 //
+// and with it, where the build asks: softcap, then ALiBi, then the window, sinks in the sum, caches in fp8.
+//
 // Tensors      innermost dimension last
 //   query, out              [num_tokens, num_q_heads, kHeadDim], tokens strided      Scalar
 //   lse                     [num_tokens, num_q_heads]                                float, natural logarithm
-//   key_cache, value_cache  by kLayout, blocks strided                               Scalar
+//   key_cache, value_cache  by kLayout, blocks strided                               Cache
 //   block_tables            [num_seqs, table_stride]                                 int32 block ids
 //   query_start_loc         [num_seqs + 1]                                           int32
 //   seq_lens                [num_seqs]                                               int32 tokens; 0 gives out = 0, lse = -inf
+//   layer                   see paged.cuh
 // Work         grid (num_tokens, num_q_heads), block 32 threads
 //   warp           the query head's tokens in order, online softmax in registers
 //   lane           elements lane, lane + 32, ... of the head
@@ -27,11 +30,11 @@ __device__ float warp_sum(float x) {
 }
 
 extern "C" __global__ void __launch_bounds__(kLanes) per_token(
-    Scalar* out, float* lse, const Scalar* query, const Scalar* key_cache, const Scalar* value_cache,
+    Scalar* out, float* lse, const Scalar* query, const Cache* key_cache, const Cache* value_cache,
     const int* block_tables, const int* query_start_loc, const int* seq_lens,
     int num_seqs, int num_q_heads, int num_kv_heads,
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
-    float scale) {
+    float scale LAYER_PARAMETER) {
     const int token = blockIdx.x, q_head = blockIdx.y, lane = threadIdx.x;
     const Visible visible = find_visible(token, query_start_loc, seq_lens, num_seqs);
     const int* table = block_tables + visible.seq * table_stride;
@@ -44,9 +47,16 @@ extern "C" __global__ void __launch_bounds__(kLanes) per_token(
         if (dim < kHeadDim) q[i] = to_float(query[token * query_stride + q_head * kHeadDim + dim]);
     }
 
+    float v_scale = 1.0f;
+    if constexpr (kQuantised) {
+        const int head = kHeadScales ? q_head / kGroup : 0;
+        scale *= layer.k_scale[head], v_scale = layer.v_scale[head];
+    }
+
     float most = -CUDART_INF_F, total = 0.0f;  // running maximum of the scores, sum of exp(score - most)
+    if constexpr (kSinks) most = layer.sinks[q_head], total = 1.0f;  // the score of a key without a value
 #pragma unroll 4
-    for (int t = 0; t < visible.num_tokens; ++t) {
+    for (int t = visible.first(layer); t < visible.num_tokens; ++t) {
         const int block = table[t / kBlockSize], slot = t % kBlockSize;
         float k[kPerLane] = {}, v[kPerLane] = {}, dot = 0.0f;
         for (int i = 0; i < kPerLane; ++i) {
@@ -56,7 +66,9 @@ extern "C" __global__ void __launch_bounds__(kLanes) per_token(
             v[i] = to_float(value_cache[value_head.value(block, slot, dim)]);
         }
         for (int i = 0; i < kPerLane; ++i) dot += q[i] * k[i];
-        const float score = warp_sum(dot) * scale;
+        float score = warp_sum(dot) * scale;
+        if constexpr (kSoftcap) score = layer.softcap * tanhf(score / layer.softcap);
+        if constexpr (kAlibi) score += layer.alibi_slopes[q_head] * (t - (visible.num_tokens - 1));
 
         const float larger = fmaxf(most, score);
         const float base = larger == -CUDART_INF_F ? 0.0f : larger;  // exp(-inf - -inf) would be NaN
@@ -66,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(kLanes) per_token(
         most = larger;
     }
 
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;  // no visible key: out = 0
+    const float inverse = total == 0.0f ? 0.0f : v_scale / total;  // no visible key: out = 0
     for (int i = 0; i < kPerLane; ++i) {
         const int dim = i * kLanes + lane;
         if (dim < kHeadDim) from_float(out[token * out_stride + q_head * kHeadDim + dim], sum[i] * inverse);

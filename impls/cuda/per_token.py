@@ -20,7 +20,8 @@ class PerToken(Attention):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
-        self._kernel, resources = load(build(Shape.of(spec)), spec.device)
+        shape = Shape.of(spec)
+        self._kernel, resources = load(build(shape), spec.device, shape.signature)
         self.kernels = (resources,)
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:

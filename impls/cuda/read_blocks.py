@@ -1,7 +1,8 @@
 """ceiling.load_16b and ceiling.bulk_copy: what this device can read in the case's own tables, in two ways.
 
 Both read K and V of every token in use once, sum all 32-bit words of them into `checksum`, and compute nothing else. `plan`
-lists the blocks in use on the device; the kernels take equal shares of that list, however uneven the sequences are.
+lists the blocks in use, with a window those that it reaches, one that several sequences share once; the kernels take equal
+shares of that list, however uneven the sequences are.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import KV_NHD, NHD
+from harness.ops.sharing import blocks_to_read
 from harness.registry import Prepared, Unsupported
 from impls.cuda import jit
 from impls.cuda.attention import load
@@ -45,7 +49,9 @@ class Shape:
 
     @classmethod
     def of(cls, spec: AttentionSpec) -> Shape:
-        row = spec.head_dim * ITEMSIZE[spec.dtype] // VECTOR_BYTES
+        row, rest = divmod(spec.head_dim * ITEMSIZE[spec.cache_dtype], VECTOR_BYTES)
+        if rest:
+            raise Unsupported(f"head_dim must be whole vectors of 16 bytes (got {spec.head_dim} of {spec.cache_dtype})")
         if spec.layout in (NHD, KV_NHD):
             return cls(token_vectors=row * spec.num_kv_heads, runs=1, block_size=spec.block_size)
         return cls(token_vectors=row, runs=spec.num_kv_heads, block_size=spec.block_size)
@@ -71,7 +77,7 @@ class Reader(Prepared):
 
         from harness.guards import workspace
 
-        self._shape = Shape.of(spec)
+        self._shape, self._window = Shape.of(spec), spec.window
         self._warps = spec.params["warps"]
         self._num_ctas = spec.params["ctas_per_sm"] * torch.cuda.get_device_properties(spec.device).multi_processor_count
         self._kernel, resources = load(build, spec.device, SIGNATURE)
@@ -83,16 +89,17 @@ class Reader(Prepared):
         self.workspace_bytes = 4 * (self._entries.numel() + self.checksum.numel())
 
     def plan(self, step: AttentionStep) -> None:
-        num_entries = list_blocks(step, self._shape.block_size, self._entries)
+        num_entries = list_blocks(step, self._shape.block_size, self._window, self._entries)
         self._num_vectors = num_entries * self._shape.block_vectors
         if self._num_vectors > MAX_VECTORS:
             most, got = MAX_VECTORS * VECTOR_BYTES, self._num_vectors * VECTOR_BYTES
             raise Unsupported(f"K in use must be at most {most} bytes (got {got})")
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
-        """Read; query, out and lse are left alone."""
+        """Read; all but the caches is left alone."""
         form = (key_cache.stride(), value_cache.stride())
         if form != self._form:  # checked once for all launches on tensors of one form
             self._strides = (vector_stride("key_cache", key_cache), vector_stride("value_cache", value_cache))
@@ -104,25 +111,15 @@ class Reader(Prepared):
         self._kernel((self._num_ctas, 1, 1), 32 * self._warps, stream, *pointers, *self._strides, self._num_vectors)
 
 
-def list_blocks(step: AttentionStep, block_size: int, entries: torch.Tensor) -> int:
-    """Write block id and number of tokens of every block in use to `entries`, in order of sequences; return how many.
-
-    Works on the device of the tables, without a synchronisation: how many there are is known on the host.
-    """
+def list_blocks(step: AttentionStep, block_size: int, window: int | None, entries: torch.Tensor) -> int:
+    """Write block id and number of tokens of every block to read to `entries`, in order of sequences; return how many."""
     import torch
 
-    num_entries = int((-(-step.host_seq_lens.astype("int64") // block_size)).sum())
-    if num_entries > len(entries):
-        raise ValueError(f"blocks in use must be at most {len(entries)}, what was prepared (got {num_entries})")
-    if num_entries:
-        seq_lens = step.seq_lens.long()
-        blocks = (seq_lens + block_size - 1) // block_size
-        seqs = torch.arange(len(seq_lens), device=seq_lens.device)
-        seq = torch.repeat_interleave(seqs, blocks, output_size=num_entries)
-        column = torch.arange(num_entries, device=seq_lens.device) - (blocks.cumsum(0) - blocks)[seq]
-        entries[:num_entries, 0] = step.block_tables[seq, column]
-        entries[:num_entries, 1] = (seq_lens[seq] - column * block_size).clamp_max(block_size)
-    return num_entries
+    blocks, tokens = blocks_to_read(step, block_size, window)
+    if len(blocks) > len(entries):
+        raise ValueError(f"blocks in use must be at most {len(entries)}, what was prepared (got {len(blocks)})")
+    entries[: len(blocks)].copy_(torch.from_numpy(np.stack([blocks, tokens], axis=1)))
+    return len(blocks)
 
 
 def load_build(shape: Shape, params: dict[str, Any]) -> Build:

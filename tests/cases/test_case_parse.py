@@ -25,6 +25,17 @@ def test_a_shape_is_the_case_it_spells():
     assert (case.dtype, case.name) == ("f16", "mine")
 
 
+def test_a_shape_spells_what_a_layer_adds():
+    """Masks, a quantised cache and a prefix that all share with the first sequence."""
+    case = parse_shape(
+        "q=4,kv=2,d=64,lens=64x3,window=9,softcap=50,alibi=1,sinks=1,kv_dtype=e4m3,kv_scales=head,prefix=32"
+    )
+
+    assert (case.window, case.softcap, case.alibi, case.sinks) == (9, 50.0, True, True)
+    assert (case.kv_dtype, case.kv_scales, case.prefix) == ("e4m3", "head", ((0, 0), (0, 32), (0, 32)))
+    assert parse_shape("q=4,kv=2,d=64,lens=64x3,alibi=0,sinks=0").features == ()
+
+
 def test_a_shape_is_decode_of_block_size_16_in_bf16_unless_it_says_otherwise():
     """The defaults, and the same digest as the named case of the same shape."""
     case = parse_shape("q=32,kv=8,d=128,lens=8192x64")
@@ -59,6 +70,11 @@ def test_shapes_of_one_run_have_names_of_their_own():
         ("q=32,kv=8,d=128,lens=8x2,qlens=1", "q_lens must have one entry a sequence"),
         ("q=32,kv=8,d=128,lens=8,dtype=f8*", "dtype must be one of f32, f16, bf16"),
         ("q=32,kv=8,d=128,lens=8,name=A b", "name must be lower-case"),
+        ("q=32,kv=8,d=128,lens=8,window=0", r"window must be None or a whole number of at least 1.*\(got 0\)"),
+        ("q=32,kv=8,d=128,lens=8,softcap=x", "softcap must be a number .got 'x'"),
+        ("q=32,kv=8,d=128,lens=8,sinks=yes", "sinks must be 1 or 0 .got 'yes'"),
+        ("q=32,kv=8,d=128,lens=8,kv_dtype=fp8", "kv_dtype must be None or one of e4m3, e5m2"),
+        ("q=32,kv=8,d=128,lens=32x2,prefix=8", "the prefix of sequence 1 must be whole blocks of 16"),
     ],
 )
 def test_a_malformed_shape_names_the_rule(text, message):
@@ -73,7 +89,8 @@ def test_a_case_file_holds_cases_of_every_operator(tmp_path):
     """JSON and TOML give the same cases; lengths may be spelled as in --shape."""
     entries = [
         ENTRY,
-        {**ENTRY, "op": "attention", "name": "mine.two", "seq_lens": "4096x2+17", "scale": 0.5, "pool_slack": 2},
+        {**ENTRY, "op": "attention", "name": "mine.two", "seq_lens": "4096x2+17", "scale": 0.5, "pool_slack": 2,
+         "window": 7, "sinks": True, "kv_dtype": "e5m2", "prefix": [[0, 0], [0, 4096], [0, 16]]},
         {"op": "cache_write", "name": "mine.three", "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "num_tokens": 9},
         {
             "op": "block_copy", "name": "mine.four", "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "num_copies": 2,
@@ -90,6 +107,8 @@ def test_a_case_file_holds_cases_of_every_operator(tmp_path):
 
     assert [case.op for case in cases] == ["attention", "attention", "cache_write", "block_copy"]
     assert cases[1].seq_lens == (4096, 4096, 17)
+    assert cases[1].prefix == ((0, 0), (0, 4096), (0, 16))
+    assert (cases[1].window, cases[1].sinks, cases[1].kv_dtype) == (7, True, "e5m2")
     assert load_case_file(str(as_toml)) == cases
 
 

@@ -31,10 +31,10 @@ class Forgetful(Faulty):
     def attend(self, queries, key_cache, value_cache, blocks, seq_len):
         return Dense.attend(self, queries, key_cache, value_cache, blocks, seq_len)
 
-    def hidden(self, num_rows, seq_len, first, num_keys):
-        hidden = super().hidden(num_rows, seq_len, first, num_keys)
-        hidden[:, self.fault : self.fault + 1] = True
-        return hidden
+    def scores(self, queries, key, seq_len, first, head):
+        scores = super().scores(queries, key, seq_len, first, head)
+        scores[:, self.fault - first : self.fault - first + 1] = float("-inf")
+        return scores
 
 
 class Mapped(Faulty):
@@ -59,7 +59,7 @@ def verdicts(cases, make):
             prepared.plan(staged.step)
             for layer in range(staged.num_layers):
                 staged.soil(layer)
-                prepared.launch(*staged.arguments(layer))
+                prepared.launch(*staged.arguments(layer), **staged.keywords(layer))
                 yield staged.judge(layer, frozenset()).passed
 
 

@@ -38,7 +38,7 @@ def test_blocks_in_use_are_listed_with_their_tokens(lens, block_size):
         for row, n in zip(step.host_block_tables, lens, strict=True) for begin in range(0, n, block_size)
     ]
 
-    num_entries = read_blocks.list_blocks(step, block_size, entries)
+    num_entries = read_blocks.list_blocks(step, block_size, None, entries)
 
     assert entries[:num_entries].tolist() == wanted
     assert (entries[num_entries:] == -7).all()
@@ -47,7 +47,7 @@ def test_blocks_in_use_are_listed_with_their_tokens(lens, block_size):
 def test_a_step_beyond_capacity_is_refused():
     """More blocks than prepared for are an error, never written past the list."""
     with pytest.raises(ValueError, match=r"blocks in use must be at most 2, what was prepared \(got 3\)"):
-        read_blocks.list_blocks(step_of((40,), 16), 16, torch.empty(2, 2, dtype=torch.int32))
+        read_blocks.list_blocks(step_of((40,), 16), 16, None, torch.empty(2, 2, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("block_vectors", [1, 8, 255, 256, 512, 600, 1023, 1024, 2048, 5000, 65536])

@@ -41,6 +41,20 @@ LENS = "must be a tuple of whole numbers of at least 0"
           (0.99, -1.0, float("nan"), float("inf"), "2", None)),
         *((ATTENTION, "scale", value, "scale must be None or a finite number other than 0") for value in
           (float("nan"), float("inf"), 0.0, "1", True, 10**400)),
+        *((ATTENTION, "window", value, "window must be None or a whole number of at least 1") for value in
+          (0, -1, 2.0, True, "8")),
+        *((ATTENTION, "softcap", value, "softcap must be None or a finite number above 0") for value in
+          (0.0, -50.0, float("nan"), float("inf"), "50", True)),
+        *((ATTENTION, field, 1, f"{field} must be true or false") for field in ("alibi", "sinks")),
+        (ATTENTION, "kv_dtype", "bf16", "kv_dtype must be None or one of e4m3, e5m2"),
+        (ATTENTION, "kv_scales", "token", "kv_scales must be one of tensor, head"),
+        (ATTENTION, "kv_scales", "head", "kv_scales are for a cache with a kv_dtype"),
+        *((ATTENTION, "prefix", value, "prefix must be a tuple of (leader, tokens)") for value in
+          ([(0, 0), (0, 4)], ((0, 0), (0,)), ((0, 0), (0, -4)), ((0, 0), (0, 4.0)), ((0, 0), [0, 4]), None)),
+        (ATTENTION, "prefix", ((0, 0),), "prefix must have one (leader, tokens) a sequence"),
+        (ATTENTION, "prefix", ((0, 0), (1, 4)), "the leader of sequence 1's prefix must stand before it"),
+        *((ATTENTION, "prefix", ((0, 0), (0, tokens)), "must be whole blocks of 4 that it and its leader 0 fill")
+          for tokens in (3, 8)),
         *(
             (WRITE, field, value, f"{field} must be a whole number of at least 1")
             for field in ("num_kv_heads", "head_dim", "block_size", "num_blocks")
@@ -90,13 +104,69 @@ def test_a_digest_ignores_the_name_and_nothing_else(case):
     other = {
         "num_q_heads": 8, "num_kv_heads": 1, "head_dim": 16, "block_size": 8, "seq_lens": (5, 10), "q_lens": (1, 2),
         "dtype": "f16", "pool_slack": 2.0, "scale": 0.5, "num_tokens": 6, "num_padding": 1, "num_blocks": 9, "order": "runs",
-        "num_copies": 2, "num_layers": 1, "chained": True,
+        "num_copies": 2, "num_layers": 1, "chained": True, "window": 3, "softcap": 50.0, "alibi": True, "sinks": True,
+        "kv_dtype": "e4m3", "kv_scales": "head", "prefix": ((0, 0), (0, 4)),
     }  # fmt: skip
+    needs = {"kv_scales": {"kv_dtype": "e5m2"}}
     fields = [field.name for field in dataclasses.fields(case) if field.name != "name"]
-    digests = [dataclasses.replace(case, **{field: other[field]}).digest for field in fields]
+    digests = [dataclasses.replace(case, **{field: other[field]}, **needs.get(field, {})).digest for field in fields]
 
     assert dataclasses.replace(case, name="renamed").digest == case.digest
     assert len({case.digest, *digests}) == len(fields) + 1
+
+
+def test_sharing_nothing_is_no_question_of_its_own():
+    """A prefix of no tokens, said or not: the same case, and one digest."""
+    said = dataclasses.replace(ATTENTION, prefix=((0, 0), (0, 0)))
+
+    assert said == ATTENTION
+    assert said.digest == ATTENTION.digest
+
+
+@pytest.mark.parametrize("case", [
+    dataclasses.replace(ATTENTION, window=3, softcap=50.0, alibi=True, sinks=True, kv_dtype="e5m2", kv_scales="head"),
+    dataclasses.replace(ATTENTION, prefix=((0, 0), (0, 4))),
+])  # fmt: skip
+def test_a_case_comes_back_from_its_json(case):
+    """Records and workers carry cases as JSON, pairs in tuples included."""
+    assert case_from_json(json.loads(json.dumps(case.to_json()))) == case
+
+
+def test_a_record_of_before_has_the_case_of_today():
+    """A shape written before a field was added is the case that asks for nothing of it."""
+    old = {name: value for name, value in ATTENTION.to_json().items() if name not in (
+        "window", "softcap", "alibi", "sinks", "kv_dtype", "kv_scales", "prefix")}  # fmt: skip
+
+    assert case_from_json(old) == ATTENTION
+
+
+def _count_seen(case):
+    """Slots that some row sees, by a walk over all rows and keys; and the keys that rows see, all together."""
+    slots, keys = set(), 0
+    for seq, (seq_len, q_len) in enumerate(zip(case.seq_lens, case.q_lens, strict=True)):
+        for position in range(seq_len - q_len, seq_len):
+            for t in range(max(0, position - (case.window or seq_len) + 1), position + 1):
+                owner = seq
+                while case.prefix and t < case.prefix[owner][1]:
+                    owner = case.prefix[owner][0]
+                slots.add((owner, t))
+                keys += 1
+    return len(slots), keys
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 100])
+@pytest.mark.parametrize("prefix", [(), ((0, 0), (0, 8), (1, 12), (0, 0)), ((0, 0), (0, 8), (0, 8), (2, 4))])
+@pytest.mark.parametrize("q_lens", [(1,) * 4, (2, 3, 9, 1)])
+def test_bytes_and_flops_are_those_of_the_keys_that_are_seen(window, prefix, q_lens):
+    """A key behind every window costs nothing, one that several sequences share is read once, and worked on by each."""
+    case = dataclasses.replace(
+        ATTENTION, seq_lens=(9, 13, 20, 4), q_lens=q_lens, window=window, prefix=prefix, kv_dtype="e4m3"
+    )
+    slots, keys = _count_seen(case)
+    rows = 4 * sum(q_lens)
+
+    assert case.flops == 4 * 4 * 8 * keys
+    assert case.traffic_bytes == 2 * slots * 2 * 8 + rows * (2 * 8 * 2 + 4) + 4 * case.seen_blocks
 
 
 def test_digests_never_change():

@@ -313,7 +313,7 @@ def test_what_is_copied_on_a_side_stream_is_waited_for(monkeypatch):
     idle = types.SimpleNamespace(plan=lambda step: None, launch=lambda: None)
     subject = types.SimpleNamespace(
         require_cuda=lambda: None, trial=types.SimpleNamespace(plan=idle.plan, prepared=idle),
-        staged=types.SimpleNamespace(soil=lambda layer: None, arguments=lambda layer: (), step=None),
+        staged=types.SimpleNamespace(soil=lambda layer: None, arguments=lambda layer: (), keywords=lambda layer: {}, step=None),
         again=lambda found: found[0].clone(),
     )
 

@@ -47,23 +47,36 @@ def make_problem(seq_lens, q_lens=None, heads=(8, 2), head_dim=64, block_size=16
     return query, key, value, step, head_dim**-0.5
 
 
-def dense(query, key, value, step, scale):
+def dense(query, key, value, step, scale, *, window=None, softcap=None, named=None):
     """The definition, one row at a time, in NumPy float64: (out, lse, keys seen)."""
+    named = {name: tensor.double().numpy() for name, tensor in (named or {}).items()}
     query, key, value = (tensor.double().numpy() for tensor in (query, key, value))
+    key, value = (
+        pool * named.get(scale, np.ones(1))[:, None, None] for pool, scale in ((key, "k_scale"), (value, "v_scale"))
+    )
     group, block_size = query.shape[1] // key.shape[1], key.shape[2]
     out, lse, seen = np.zeros(query.shape), np.full(query.shape[:2], -np.inf), []
     for seq, seq_len in enumerate(step.host_seq_lens):
         begin, end = step.host_query_start_loc[seq : seq + 2]
         where = [(step.host_block_tables[seq, t // block_size], t % block_size) for t in range(seq_len)]
         for row in range(begin, end):
-            slots = where[: max(seq_len - (end - begin) + row - begin + 1, 0)]
+            position = seq_len - (end - begin) + row - begin
+            first = max(position - window + 1, 0) if window else 0
+            slots = where[first : max(position + 1, 0)]
             seen.append(len(slots))
-            for head in range(query.shape[1]) if slots else ():
+            for head in range(query.shape[1]):
+                sink = named["sinks"][head] if "sinks" in named else -np.inf
+                lse[row, head] = sink
+                if not slots:
+                    continue
                 k, v = (np.stack([pool[block, head // group, offset] for block, offset in slots]) for pool in (key, value))
                 scores = scale * k @ query[row, head]
-                weights = np.exp(scores - scores.max())
-                out[row, head] = weights @ v / weights.sum()
-                lse[row, head] = scores.max() + np.log(weights.sum())
+                if softcap:
+                    scores = softcap * np.tanh(scores / softcap)
+                if "alibi_slopes" in named:
+                    scores += named["alibi_slopes"][head] * (np.arange(first, position + 1) - position)
+                lse[row, head] = np.logaddexp(np.logaddexp.reduce(scores), sink)
+                out[row, head] = np.exp(scores - lse[row, head]) @ v
     return out, lse, seen
 
 
@@ -91,13 +104,44 @@ def test_equals_the_definition(seq_lens, q_lens, heads, block_size, dtype):
     assert truth.num_visible.tolist() == seen
 
 
-def test_parts_make_the_same_whole(monkeypatch):
+SLOPES, SINKS = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.tensor([2.0, -5.0, 0.0, 9.0])
+FEATURES = {
+    "window": {"window": 5},
+    "window of one": {"window": 1},
+    "window across blocks": {"window": 33},
+    "softcap": {"softcap": 0.5},
+    "alibi": {"named": {"alibi_slopes": SLOPES}},
+    "sinks": {"named": {"sinks": SINKS}},
+    "scales": {"named": {"k_scale": torch.tensor([3.0]), "v_scale": torch.tensor([0.25, 7.0])}},
+    "all": {
+        "window": 20, "softcap": 2.0,
+        "named": {"alibi_slopes": SLOPES, "sinks": SINKS, "k_scale": torch.tensor([0.5, 2.0]), "v_scale": torch.tensor([3.0])},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", FEATURES)
+def test_what_a_case_asks_for_besides_equals_the_definition(asked):
+    """Windows, soft caps, slopes, sinks and scales, alone and together; rows without keys, and several tokens, among them."""
+    problem = make_problem([7, 40, 2, 33, 0], [7, 5, 4, 1, 2], heads=(4, 2), dtype="f32")
+    out, lse, seen = dense(*problem, **FEATURES[asked])
+
+    truth = attention_truth(*problem, **FEATURES[asked])
+
+    np.testing.assert_allclose(truth.out.numpy(), out, atol=1e-12)
+    np.testing.assert_allclose(truth.lse.numpy(), lse, atol=1e-12)
+    assert truth.num_visible.tolist() == seen
+
+
+@pytest.mark.parametrize("asked", [None, "window", "all"])
+def test_parts_make_the_same_whole(asked, monkeypatch):
     """Cut to the smallest parts (a sequence, a KV head, a query token at a time) nothing changes."""
     problem = make_problem([30, 30, 9], [4, 4, 2], heads=(4, 2))
-    whole = attention_truth(*problem)
+    more = FEATURES[asked] if asked else {}
+    whole = attention_truth(*problem, **more)
     monkeypatch.setattr(truth_module, "BUDGET_BYTES", {"cpu": 1})
 
-    cut = attention_truth(*problem)
+    cut = attention_truth(*problem, **more)
 
     for name in ("out", "lse", "baseline_l2", "baseline_max", "baseline_lse", "baseline_normaliser"):
         torch.testing.assert_close(getattr(cut, name), getattr(whole, name), rtol=1e-6, atol=1e-12)
@@ -122,6 +166,15 @@ def test_a_token_without_keys_has_no_baseline():
     assert not truth.baseline_l2[:2].any()
     assert bool((truth.baseline_l2[2:] > 0).all())
     assert bool(truth.lse[:2].isneginf().all())
+
+
+def test_a_row_without_keys_has_the_sink_for_its_sum():
+    """Out is 0 and LSE the sink: the sink is all that its softmax runs over."""
+    truth = attention_truth(*make_problem([2], [4], heads=(4, 2)), named={"sinks": SINKS})
+
+    assert not truth.out[:2].any()
+    assert torch.equal(truth.lse[:2], SINKS.double().expand(2, -1))
+    assert bool((truth.baseline_lse[:2] <= 2**-24 * SINKS.abs()).all())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])

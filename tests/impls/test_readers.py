@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.ops.attention import AttentionSpec, AttentionStep
+from harness.hazards import TIMED
+from harness.ops import operator
+from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import HND
 from harness.registry import Registry
@@ -121,6 +123,34 @@ def test_reads_four_byte_elements(entry):
     prepared.launch(*problem.arguments())
 
     assert checksum(prepared) == problem.want()
+
+
+ASKED = {
+    "window": {"window": 40},
+    "several tokens in a window": {"window": 5, "q_lens": (9, 2, 1, 30, 4)},
+    "prefix": {"prefix": ((0, 0), (0, 32), (1, 32), (0, 64), (0, 0))},
+    "prefix and window": {"prefix": ((0, 0), (0, 32), (1, 32), (0, 64), (0, 0)), "window": 70},
+    "fp8": {"kv_dtype": "e4m3"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+def test_reads_what_the_case_itself_must_read(entry, asked):
+    """Blocks that a window reaches, shared ones once, bytes of fp8: as the harness counts them, and no other."""
+    device, op = device_of(entry.impl), operator("attention")
+    case = AttentionCase(
+        name="some.case", num_q_heads=4, num_kv_heads=2, head_dim=64, block_size=16, seq_lens=(200, 64, 33, 100, 4),
+        **ASKED[asked],
+    )
+    staged = op.build(case, TIMED, layers=1, device=device).stage(entry.layout)
+    prepared = entry.impl.load()(op.spec(case, entry.layout, device, entry.impl.resolve_params({})))
+
+    prepared.plan(staged.step)
+    prepared.launch(*staged.arguments(0), **staged.keywords(0))
+
+    assert entry.impl.why_not(case, device) is None
+    assert staged.judge_reader(0, prepared).reason is None
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=str)
