@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from harness.ops.features import FEATURES
+from harness.ops.features import FEATURES, KV_DTYPES
 from harness.ops.layouts import CONTIGUOUS, HND, HND_SWIZZLED, KV_NHD, LAYOUTS, NHD, PAGED
 from harness.registry import DETERMINISTIC, Impl, Limits
 from impls.controls import CONTROLS
@@ -17,6 +17,8 @@ WRITABLE = (*PAGED, HND_SWIZZLED)
 VECTORS = Limits(dtypes={"f32", "f16", "bf16"}, head_dim_multiple=8)
 #: all that a case can ask for
 EVERYTHING = frozenset(FEATURES)
+#: all that a cache write can be asked for
+QUANTISED = frozenset(KV_DTYPES)
 READER = dataclasses.replace(VECTORS, features=EVERYTHING)
 
 IMPLS: tuple[Impl, ...] = (
@@ -50,7 +52,7 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="cuda.per_token", op="attention", claims=DETERMINISTIC,
         prepare="impls.cuda.per_token:prepare", layouts=PAGED, devices=("cuda",),
-        limits=Limits(max_head_dim=512), available="impls.cuda.jit:why_missing",
+        limits=Limits(max_head_dim=512, features=EVERYTHING), available="impls.cuda.jit:why_missing",
         note="one warp a query head, tokens in order",
     ),
     Impl(
@@ -97,15 +99,16 @@ IMPLS: tuple[Impl, ...] = (
     # cache_write
     Impl(
         name="numpy.cache_write", op="cache_write", prepare="impls.numpy_cache_write:prepare",
-        layouts=WRITABLE, devices=("cpu",), note="NumPy indexing",
+        layouts=WRITABLE, devices=("cpu",), limits=Limits(features=QUANTISED), note="NumPy indexing",
     ),
     Impl(
         name="torch.cache_write", op="cache_write", prepare="impls.torch_cache_write:prepare",
-        layouts=WRITABLE, note="index_put_, padding repeats a valid write",
+        layouts=WRITABLE, limits=Limits(features=QUANTISED), note="index_put_, padding repeats a valid write",
     ),
     Impl(
         name="cuda.cache_write", op="cache_write", prepare="impls.cuda.cache_write:prepare",
-        layouts=WRITABLE, limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing", note="16 bytes a thread",
+        layouts=WRITABLE, limits=dataclasses.replace(VECTORS, features=QUANTISED), devices=("cuda",),
+        available="impls.cuda.jit:why_missing", note="16 bytes a thread",
     ),
     Impl(
         name="triton.cache_write", op="cache_write", prepare="impls.triton.cache_write:prepare",
@@ -124,8 +127,8 @@ IMPLS: tuple[Impl, ...] = (
     ),
     Impl(
         name="cuda.block_copy", op="block_copy", prepare="impls.cuda.block_copy:prepare",
-        layouts=WRITABLE, limits=VECTORS, devices=("cuda",), available="impls.cuda.jit:why_missing",
-        note="all layers in one launch a wave",
+        layouts=WRITABLE, limits=dataclasses.replace(VECTORS, dtypes={"f32", "f16", "bf16", *KV_DTYPES}), devices=("cuda",),
+        available="impls.cuda.jit:why_missing", note="all layers in one launch a wave",
     ),
     # readers: what the device can read in the case's own tables
     Impl(

@@ -27,6 +27,6 @@ class BlockCopy(Prepared):
 
         for cache in (*key_caches, *value_caches):
             # NumPy has no bf16, and a copy needs no numbers: integers of the same width serve.
-            blocks = cache.view({2: torch.int16, 4: torch.int32}[cache.element_size()]).numpy()
+            blocks = cache.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[cache.element_size()]).numpy()
             for source, destination in self.copies:
                 blocks[destination] = blocks[source]

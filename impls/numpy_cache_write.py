@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def prepare(spec: CacheWriteSpec) -> CacheWrite:
-    if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.dtype] % 16:
-        raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {spec.head_dim} of {spec.dtype})")
+    if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
+        got = f"{spec.head_dim} of {spec.cache_dtype}"
+        raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
     return CacheWrite(spec)
 
 
@@ -33,11 +34,18 @@ class CacheWrite(Prepared):
         self.tokens = np.flatnonzero(step.host_slot_mapping >= 0)
         self.block, self.offset = np.divmod(step.host_slot_mapping[self.tokens], self.spec.block_size)
 
-    def launch(self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    def launch(
+        self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, **layer: torch.Tensor
+    ) -> None:
         key_slots, value_slots = by_slot(bits(key_cache), bits(value_cache), self.spec.layout.name)
-        for rows, slots in ((bits(key)[self.tokens], key_slots), (bits(value)[self.tokens], value_slots)):
+        for new, slots, scale in ((key, key_slots, "k_scale"), (value, value_slots, "v_scale")):
+            if self.spec.kv_dtype:
+                scaled = new.float().numpy()[self.tokens] / layer[scale].numpy()[:, None]
+                rows = fp8_bits(scaled, self.spec.kv_dtype)
+            else:
+                rows = bits(new)[self.tokens]
             if self.spec.layout.name == "HND_SWIZZLED":
-                rows = swizzled(rows, self.offset, 16 // ITEMSIZE[self.spec.dtype])
+                rows = swizzled(rows, self.offset, 16 // rows.itemsize)
             slots[self.block, self.offset] = rows.reshape(len(rows), *slots.shape[2:])
 
 
@@ -45,8 +53,22 @@ def bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """View a CPU tensor as unsigned integers of its own width: NumPy has no bf16, and a copy needs no numbers."""
     import torch
 
-    unsigned = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
     return tensor.view(unsigned).numpy()
+
+
+def fp8_bits(x: Any, kv_dtype: str) -> Any:
+    """Round float32 to fp8, to nearest even, what is too large to the largest: [...] uint8, as NumPy has no such type.
+
+    A number is sign | exponent, counted from `bias` | mantissa; exponent 0 holds multiples of the smallest step.
+    """
+    mantissa, bias, most = {"e4m3": (3, 7, 448.0), "e5m2": (2, 15, 57344.0)}[kv_dtype]
+    size = np.minimum(np.where(np.isnan(x), 0, np.abs(x)), np.float32(most))
+    exponent = np.frexp(np.maximum(size, 2.0 ** (1 - bias)))[1] - 1
+    steps = np.rint(np.ldexp(size, mantissa - exponent))  # below 2 ** mantissa only where the exponent is the smallest
+    # One step past the last of an exponent is the first of the next, as the bits count on.
+    magnitude = np.where(np.isnan(x), 127, steps + (exponent + bias - 1) * 2**mantissa)
+    return (magnitude + 128 * np.signbit(x)).astype(np.uint8)
 
 
 def by_slot(key_cache: Any, value_cache: Any, layout: str) -> tuple[Any, Any]:

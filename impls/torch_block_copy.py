@@ -8,6 +8,7 @@ import torch
 
 from harness.guards import workspace
 from harness.ops.block_copy import waves
+from harness.ops.dtypes import movable
 from harness.registry import Prepared
 
 if TYPE_CHECKING:
@@ -38,5 +39,5 @@ class BlockCopy(Prepared):
 
     def launch(self, key_caches: tuple[torch.Tensor, ...], value_caches: tuple[torch.Tensor, ...]) -> None:
         for source, destination in self.waves:
-            for cache in (*key_caches, *value_caches):
+            for cache in map(movable, (*key_caches, *value_caches)):
                 cache.index_copy_(0, destination, cache.index_select(0, source))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.guards import workspace
-from harness.ops.dtypes import ITEMSIZE
+from harness.ops.dtypes import ITEMSIZE, movable, torch_dtype
+from harness.ops.quantised import quantise
 from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def prepare(spec: CacheWriteSpec) -> CacheWrite:
-    if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.dtype] % 16:
-        raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {spec.head_dim} of {spec.dtype})")
+    if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
+        got = f"{spec.head_dim} of {spec.cache_dtype}"
+        raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
     return CacheWrite(spec)
 
 
@@ -43,7 +45,7 @@ class CacheWrite(Prepared):
         self.any_valid = workspace((), torch.bool, spec.device)
         self.workspace_bytes = 3 * 8 * spec.max_num_tokens + 1
         if spec.layout.name == "HND_SWIZZLED":
-            num_chunks = spec.head_dim * ITEMSIZE[spec.dtype] // 16
+            num_chunks = spec.head_dim * ITEMSIZE[spec.cache_dtype] // 16
             self.chunk = workspace((spec.max_num_tokens, num_chunks), torch.int64, spec.device)
             self.workspace_bytes += 8 * self.chunk.numel()
 
@@ -63,17 +65,21 @@ class CacheWrite(Prepared):
         if self.spec.layout.name == "HND_SWIZZLED":
             self.chunk[: self.num_tokens] = chunk_sources(target % self.spec.block_size, self.chunk.shape[1])
 
-    def launch(self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    def launch(
+        self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, **layer: torch.Tensor
+    ) -> None:
         if len(key) != self.num_tokens:
             raise ValueError(f"torch.cache_write: planned for {self.num_tokens} tokens (got {len(key)})")
         if self.num_tokens:
-            key_slots, value_slots = by_slot(key_cache, value_cache, self.spec.layout.name)
-            self._scatter(key, key_slots)
-            self._scatter(value, value_slots)
+            key_slots, value_slots = by_slot(movable(key_cache), movable(value_cache), self.spec.layout.name)
+            self._scatter(key, key_slots, layer.get("k_scale"))
+            self._scatter(value, value_slots, layer.get("v_scale"))
 
-    def _scatter(self, tokens: torch.Tensor, slots: torch.Tensor) -> None:
+    def _scatter(self, tokens: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> None:
         block, offset = self.block[: self.num_tokens], self.offset[: self.num_tokens]
         rows = tokens.index_select(0, self.source[: self.num_tokens])
+        if scale is not None:
+            rows = movable(quantise(rows, scale[:, None], torch_dtype(self.spec.cache_dtype)))
         if self.spec.layout.name == "HND_SWIZZLED":
             chunks = rows.view(torch.int64).unflatten(2, (self.chunk.shape[1], 2))
             index = self.chunk[: self.num_tokens, None, :, None].expand(chunks.shape)

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from harness.ops.attention import DTYPES
 from harness.ops.case import Case
 from harness.ops.dtypes import ITEMSIZE
+from harness.ops.features import KV_DTYPES
 from harness.ops.layouts import Layout
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+#: bytes are bytes: what a cache holds, quantised or not
+COPIED = (*DTYPES, *KV_DTYPES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class BlockCopyCase(Case):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_positive("num_kv_heads", "head_dim", "block_size", "num_blocks", "num_layers")
-        self.require(self.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", self.dtype)
+        self.require(self.dtype in COPIED, f"dtype must be one of {', '.join(COPIED)}", self.dtype)
         self.require_count("num_copies")
         self.require(isinstance(self.chained, bool), "chained must be true or false", self.chained)
         self.require(

@@ -46,7 +46,8 @@ class BlockCopyOperator:
         sets = []
         for layer in range(layers):
             generator = torch.Generator(device=device).manual_seed(seed_of(case.digest, hazards, layer))
-            sets.append(torch.empty(pool, dtype=dtype, device=device).normal_(generator=generator))
+            drawn = torch.empty(pool, dtype=torch.float32 if dtype.itemsize == 1 else dtype, device=device)
+            sets.append(drawn.normal_(generator=generator).to(dtype))
         return BlockCopyInputs(case=case, step=step, sets=sets, held=held)
 
     def rounds(self, case: BlockCopyCase, hazards: Hazards) -> int:

@@ -13,8 +13,9 @@ from harness.check import Verdict, judge_exact
 from harness.guards import Guarded, house, seal
 from harness.hazards import Hazards, seed_of
 from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
-from harness.ops.dtypes import torch_dtype
+from harness.ops.dtypes import movable, torch_dtype
 from harness.ops.layouts import Layout
+from harness.ops.quantised import quantise
 from harness.registry import PreparedReader
 
 
@@ -32,6 +33,8 @@ class CacheWriteOperator:
             max_num_tokens=case.num_tokens,
             device=device,
             params=params,
+            kv_dtype=case.kv_dtype,
+            kv_scales=case.kv_scales,
         )
 
     def build(self, case: CacheWriteCase, hazards: Hazards, *, layers: int, device: str) -> CacheWriteInputs:
@@ -40,11 +43,12 @@ class CacheWriteOperator:
         slots = _slots(case, rng)
         (on_device,), held = house({"slot_mapping": torch.from_numpy(slots).to(device)})
         step = CacheWriteStep(slot_mapping=on_device, host_slot_mapping=slots)
-        made = []
+        made, named = [], []
         for layer in range(layers):
             generator = torch.Generator(device=device).manual_seed(seed_of(case.digest, hazards, layer))
             made.append(_make_layer(case, generator, device))
-        return CacheWriteInputs(case=case, step=step, layers=made, held=held)
+            named.append(_make_scales(case, generator))
+        return CacheWriteInputs(case=case, step=step, layers=made, named=named, held=held)
 
     def rounds(self, case: CacheWriteCase, hazards: Hazards) -> int:
         return 1
@@ -66,21 +70,34 @@ def _slots(case: CacheWriteCase, rng: np.random.Generator) -> np.ndarray:
 def _make_layer(case: CacheWriteCase, generator: torch.Generator, device: str) -> tuple[torch.Tensor, ...]:
     dtype = torch_dtype(case.dtype)
 
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+    def normal(*shape: int, of: str = case.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator).to(torch_dtype(of))
 
     token = (case.num_tokens, case.num_kv_heads, case.head_dim)
     pool = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
-    return normal(*token), normal(*token), normal(*pool), normal(*pool)
+    key, value = normal(*token), normal(*token)
+    return key, value, normal(*pool, of=case.cache_dtype), normal(*pool, of=case.cache_dtype)
+
+
+def _make_scales(case: CacheWriteCase, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Scales by which one number in a hundred is too large for the type, or one in some ten thousand."""
+    if not case.kv_dtype:
+        return {}
+    count, most = case.num_kv_heads if case.kv_scales == "head" else 1, torch.finfo(torch_dtype(case.kv_dtype)).max
+    room = {"k_scale": 2.5, "v_scale": 3.5}
+    drawn = {name: torch.rand(count, generator=generator, device=generator.device) for name in room}
+    return {name: (room[name] + drawn[name] / 2) / most for name in room}
 
 
 @dataclasses.dataclass
 class CacheWriteInputs:
-    """Canonical tensors: key, value, and the caches before the write, a layer each; `held` is the step's allocation."""
+    """Canonical tensors: key, value, and the caches before the write, a layer each, and its scales by name; `held` is the
+    step's allocation."""
 
     case: CacheWriteCase
     step: CacheWriteStep
     layers: list[tuple[torch.Tensor, ...]]
+    named: list[dict[str, torch.Tensor]]
     held: Sequence[Guarded]
 
     @property
@@ -98,8 +115,11 @@ class CacheWriteInputs:
         token = (slots >= 0).nonzero()[:, 0]
         block, offset = slots[token] // self.case.block_size, slots[token] % self.case.block_size
         wanted = [cache.clone() for cache in caches]
-        for cache, new in zip(wanted, (key, value), strict=True):
-            cache[block, :, offset] = new[token]
+        for cache, new, scale in zip(wanted, (key, value), ("k_scale", "v_scale"), strict=True):
+            rows = new[token]
+            if self.case.kv_dtype:
+                rows = quantise(rows, self.named[layer][scale][:, None], cache.dtype)
+            movable(cache)[block, :, offset] = movable(rows)
         return wanted[0], wanted[1]
 
 
@@ -115,13 +135,17 @@ class StagedCacheWrite:
         self.written: list[Guarded] = []
         self._outputs: list[list[Guarded]] = []
         self._arguments: list[tuple[torch.Tensor, ...]] = []
+        self._keywords: list[dict[str, torch.Tensor]] = []
         for index, (key, value, *caches) in enumerate(inputs.layers):
             of = f" of set {index}" if len(inputs.layers) > 1 else ""
             new, read = house({"key" + of: key, "value" + of: value})
             key_cache, value_cache = layout.arrange(*caches)
             housed, written = house({"key_cache" + of: key_cache, "value_cache" + of: value_cache})
+            named = inputs.named[index]
+            scales, of_scales = house({name + of: scale for name, scale in named.items()})
             self._arguments.append((*new, *housed))
-            self.read += read
+            self._keywords.append(dict(zip(named, scales, strict=True)))
+            self.read += [*read, *of_scales]
             self.written += written
             self._outputs.append(written)
         seal(self.read)
@@ -138,7 +162,7 @@ class StagedCacheWrite:
         return self._arguments[layer]
 
     def keywords(self, layer: int) -> Mapping[str, torch.Tensor]:
-        return {}
+        return self._keywords[layer]
 
     def outputs(self, layer: int) -> Sequence[Guarded]:
         return self._outputs[layer]
@@ -159,7 +183,7 @@ class StagedCacheWrite:
         """Put the caches back as they were, so that a write left undone shows."""
         arranged = self.layout.arrange(*self.inputs.layers[layer][2:])
         for cache, before in zip(self._arguments[layer][2:], arranged, strict=True):
-            cache.copy_(before)
+            movable(cache).copy_(movable(before))
 
     def mirror(self, layer: int) -> bool:
         """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""

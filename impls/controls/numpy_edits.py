@@ -81,7 +81,7 @@ EDITS = (
         at_least={"num_written": 1}, fault="slot_mapping shorter than the tokens (vllm-ascend#14024)",
     ),
     _write(
-        "writes_keys_twice", ("(bits(value)[self.tokens], value_slots)", "(bits(key)[self.tokens], value_slots)"),
+        "writes_keys_twice", ("(value, value_slots,", "(key, value_slots,"),
         at_least={"num_written": 1}, fault="keys go into both caches (the kind of vllm-ascend#8105)",
     ),
     # block_copy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.ops.block_copy import waves
 from harness.ops.dtypes import ITEMSIZE
-from harness.registry import Prepared
+from harness.registry import Prepared, Unsupported
 from impls.cuda.attention import load
 from impls.cuda.builds import Build
 from impls.cuda.launch import device_index, raw_stream
@@ -31,7 +31,10 @@ class BlockCopy(Prepared):
     ledger = {"graph": "a captured launch repeats the waves it was captured with"}
 
     def __init__(self, spec: BlockCopySpec) -> None:
-        self._block_vectors = spec.num_kv_heads * spec.block_size * spec.head_dim * ITEMSIZE[spec.dtype] // VECTOR_BYTES
+        block_bytes = spec.num_kv_heads * spec.block_size * spec.head_dim * ITEMSIZE[spec.dtype]
+        if block_bytes % VECTOR_BYTES:
+            raise Unsupported(f"a block of K must be whole vectors of 16 bytes (got {block_bytes} bytes)")
+        self._block_vectors = block_bytes // VECTOR_BYTES
         self._kernel, resources = load(build(self._block_vectors), spec.device, SIGNATURE)
         self.kernels = (resources,)
         self._device_index = device_index(spec.device)

@@ -71,7 +71,9 @@ LENS = "must be a tuple of whole numbers of at least 0"
             for field in ("num_kv_heads", "head_dim", "block_size", "num_blocks", "num_layers")
             for value in (0, 2.0)
         ),
-        (COPY, "dtype", "int8", "dtype must be one of f32, f16, bf16"),
+        (COPY, "dtype", "int8", "dtype must be one of f32, f16, bf16, e4m3, e5m2"),
+        (WRITE, "kv_dtype", "f16", "kv_dtype must be None or one of e4m3, e5m2"),
+        (WRITE, "kv_scales", "head", "kv_scales are for a cache with a kv_dtype"),
         *((COPY, "num_copies", value, "num_copies must be a whole number of at least 0") for value in (-1, 1.5, "3")),
         (COPY, "num_copies", 5, "num_copies must be at most half of num_blocks"),
         (COPY, "chained", "no", "chained must be true or false"),

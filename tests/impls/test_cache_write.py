@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from harness.ops.cache_write import CacheWriteSpec, CacheWriteStep
+from harness.hazards import PLAIN
+from harness.ops import operator
+from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import HND_SWIZZLED, X_PACKED
+from harness.ops.quantised import quantise
 from harness.registry import Registry, Unsupported
 from impls import IMPLS
+from impls.numpy_cache_write import fp8_bits
 
 ENTRIES = [entry for entry in Registry(IMPLS).entries() if entry.impl.op == "cache_write"]
 WIDE = {"num_kv_heads": 3, "head_dim": 72, "block_size": 6}
@@ -188,3 +192,45 @@ def test_a_head_of_broken_chunks_is_refused(name, layout):
 
     with pytest.raises(Unsupported, match=r"whole chunks of 16 bytes \(got 20 of bf16\)"):
         impl.load()(spec)
+
+
+QUANTISING = [entry for entry in ENTRIES if {"e4m3", "e5m2"} <= set(entry.impl.limits.features)]
+
+
+@pytest.mark.parametrize("kv_scales", ["tensor", "head"])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("bf16", "e4m3"), ("f16", "e5m2"), ("f32", "e4m3")])
+@pytest.mark.parametrize("entry", QUANTISING, ids=str)
+def test_quantises_what_it_writes(entry, dtype, kv_dtype, kv_scales):
+    """Every byte is that of a division in float32, rounded to nearest even; what is too large becomes the largest number."""
+    device, op = device_of(entry.impl), operator("cache_write")
+    case = CacheWriteCase(
+        name="some.write", num_kv_heads=3, head_dim=64, block_size=6, num_tokens=40, num_padding=7, num_blocks=16, dtype=dtype,
+        kv_dtype=kv_dtype, kv_scales=kv_scales,
+    )
+    staged = op.build(case, PLAIN, layers=1, device=device).stage(entry.layout)
+    prepared = entry.impl.load()(op.spec(case, entry.layout, device, entry.impl.resolve_params({})))
+
+    prepared.plan(staged.step)
+    staged.soil(0)
+    prepared.launch(*staged.arguments(0), **staged.keywords(0))
+
+    assert staged.judge(0, frozenset()).reason is None
+    written = torch.cat([part.float().flatten() for part in staged.inputs.expected(0)])
+    largest = torch.finfo(torch_dtype(kv_dtype)).max
+    assert 0.0003 < (written.abs() == largest).double().mean() < 0.05
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+def test_numpy_rounds_to_fp8_as_torch_does(kv_dtype):
+    """Every number of 16 bits, those half between two of fp8 among them, NaN and infinity too: two codes, one answer."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    dtype = torch_dtype(kv_dtype)
+    halves = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float().unique()
+    halves = halves[halves.isfinite()]
+    every = torch.cat([numbers, (halves[1:] + halves[:-1]) / 2])
+
+    got = torch.from_numpy(fp8_bits(every.numpy(), kv_dtype)).view(dtype)
+
+    want = quantise(every, torch.ones(()), dtype)
+    assert torch.equal(got.isnan(), every.isnan())
+    assert torch.equal(got[~every.isnan()].view(torch.uint8), want[~every.isnan()].view(torch.uint8))
