@@ -22,7 +22,10 @@ def family(row: Row, stage: Stage, name: str, sets: int | None = None) -> bool:
             row.trial.launch(staged, layer)
             row.measure_memory()
             why = row.trial.look(staged, [layer]) or _judge(row, staged, layer, name)
-            row.fields["check"][name] |= staged.coverage()
+            covered = dict(staged.coverage())
+            if "format_error" in covered:  # not the row's: it stands beside what the row errs
+                row.fields["format_error"] = covered.pop("format_error")
+            row.fields["check"][name] |= covered
             if why:
                 row.end("wrong", f"{name} inputs: {row.trial.late() or why}")
                 return

@@ -38,6 +38,7 @@ class Record:
     unit                            which one of its kind: {"name": "cuda:1", "uuid": "GPU-..."}, "node" in a cluster
     toolchain                       versions of what built and ran it, and the project's revision
     check                           by input family ("plain", "needles"): worst error over what was allowed, and where
+    format_error                    what a quantised cache changes in the output, whoever reads it: median L2 of rows, a share
     launch_s, plan_s, host_s        GPU or wall seconds of one launch, of one plan, host seconds to enqueue a launch
     traffic_bytes, flops            what must be moved and computed at least
     ceiling_s, ceiling_by           seconds in which the best reader reads the same blocks, and its name
@@ -68,6 +69,7 @@ class Record:
     reason: str | None = None
     flags: tuple[str, ...] = ()
     check: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    format_error: float | None = None
     launch_s: Samples | None = None
     plan_s: Samples | None = None
     host_s: float | None = None
@@ -152,7 +154,8 @@ _LARGEST = 1e300
 _DEEPEST = 50
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {
-    "host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s", "workspace_bytes", "power_w", "energy_j",
+    "format_error", "host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s", "workspace_bytes", "power_w",
+    "energy_j",
 }
 _MAPPINGS = {"shape", "params", "check", "memory", "nvml"}
 #: mappings of names to texts

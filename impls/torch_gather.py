@@ -1,7 +1,7 @@
 """torch.gather: copy the blocks in use together, then scaled_dot_product_attention over them.
 
 Sequences whose numbers of blocks round up to one power of two share a call, so that at most half of what is gathered is
-padding. Padding repeats a sequence's own first block behind the mask; the slots past its end and before its window are set
+padding. Padding repeats a sequence's own second block behind the mask; the slots past its end and before its window are set
 to zero, since SDPA multiplies what it masks by 0, and 0 * NaN is NaN. What is quantised is worked on in float32.
 """
 

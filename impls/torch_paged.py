@@ -29,7 +29,7 @@ class Batch:
     q_len            query tokens of each
     tokens           [num_seqs * q_len]         int64, their place in `query` and `out`
     limits           [num_seqs, q_len]          int64, keys that each sees
-    table            [num_seqs, num_blocks]     int64, block ids; past a sequence's own blocks, its first one again
+    table            [num_seqs, num_blocks]     int64, block ids; past a sequence's own blocks, its second one again
     tails            [2, num_tails]             int64, (sequence, token) of the slots past the end in last blocks, and of
                      those before the window in first ones
                      (table and tails have no columns where nothing is paged)
@@ -135,8 +135,8 @@ def _pages(tables: Any, seq_lens: Ints, block_size: int | None, begins: Ints, fi
         return {"table": np.empty((len(seq_lens), 0), np.int64), "tails": np.empty((2, 0), np.int64)}
     num_blocks = -(-seq_lens // block_size)
     column = np.arange(num_blocks.max())
-    # Never read an entry past a sequence's own blocks: it may hold anything.
-    owned = np.where(column[None, :] < num_blocks[:, None], column[None, :], 0)
+    # Never read an entry past a sequence's own blocks: it may hold anything. The second of three has no slot that does.
+    owned = np.where(column[None, :] < num_blocks[:, None], column[None, :], np.minimum(num_blocks - 1, 1)[:, None])
     used = seq_lens - (num_blocks - 1) * block_size
     slot = np.arange(block_size)
     row, offset = np.nonzero(slot >= used[:, None])

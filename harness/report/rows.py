@@ -132,7 +132,19 @@ def describe(shape: Mapping[str, Any]) -> str:
     parts += [f"{shape[name]} {noun}" for name, noun in (("num_tokens", "tokens"), ("num_copies", "copies")) if name in shape]
     parts += [f"{shape['num_layers']} layers"] if shape.get("num_layers", 1) != 1 else []
     parts += [f"block {shape['block_size']}"] if "block_size" in shape else []
-    return ", ".join([*parts, *([str(shape["dtype"])] if "dtype" in shape else [])])
+    parts += [str(shape["dtype"])] if "dtype" in shape else []
+    return ", ".join([*parts, *_features(shape)])
+
+
+def _features(shape: Mapping[str, Any]) -> list[str]:
+    """What a case asks for besides, in words: "window 1024", "e4m3 cache with a scale a head", "64 share a prefix"."""
+    words = [f"{name} {shape[name]}" for name in ("window", "softcap") if shape.get(name)]
+    words += [word for name, word in (("alibi", "ALiBi"), ("sinks", "sinks")) if shape.get(name)]
+    if shape.get("kv_dtype"):
+        words.append(f"{shape['kv_dtype']} cache" + (" with a scale a head" if shape.get("kv_scales") == "head" else ""))
+    prefix = shape.get("prefix")
+    sharing = sum(bool(part[1]) for part in prefix if isinstance(part, list | tuple) and len(part) == 2) if prefix else 0
+    return [*words, f"{sharing} share a prefix"] if sharing else words
 
 
 def _lengths(lens: Sequence[int], noun: str = "tokens") -> str:

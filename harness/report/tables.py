@@ -118,6 +118,7 @@ def fact_tables(records: Sequence[Record], facts: Mapping[str, Any] | None = Non
     """Yield (title, tables) of everything that is not a time; what has no line is left out."""
     found = (
         ("Checks", [checks(records)]),
+        ("What quantised caches err by their format", [formats(records)]),
         ("What was inside the timed region", [ledgers(records)]),
         ("Kernels", kernels(records)),
         ("Conditions during the samples", [conditions(records)]),
@@ -141,6 +142,16 @@ def checks(records: Iterable[Record]) -> Table:
         where = f"{by.row} on {by.case}" if by else units.MISSING
         lines.append((family, where, str(len(judged)), str(failed or units.MISSING), units.of_allowed(worst)))
     return Table(heads=("check", "nearest to its limit", "rows", "not passed", "of allowed"), lines=tuple(lines), words=2)
+
+
+def formats(records: Iterable[Record]) -> Table:
+    """Return one line for each case with a quantised cache: what its format alone changes in the output of a row."""
+    found = {record.case_digest: record for record in records if record.format_error is not None}
+    lines = [
+        (r.case, str(r.shape.get("kv_dtype")), f"one a {r.shape.get('kv_scales')}", units.percent(r.format_error))
+        for r in found.values()
+    ]
+    return Table(heads=("case", "cache", "scales", "format's own error"), lines=tuple(lines), words=3)
 
 
 def _passed(outcome: object) -> bool:

@@ -27,6 +27,7 @@ ASKED = {
     "window 1": {"window": 1},
     "window 16, decode": {"window": 16, "q_lens": ()},
     "window 33": {"window": 33},
+    "window, batches of three and four blocks": {"window": 40, "seq_lens": (100, 64, 100, 64, 33, 41), "q_lens": ()},
     "softcap": {"softcap": 1.5},
     "alibi": {"alibi": True, "num_kv_heads": 8},
     "sinks": {"sinks": True},

@@ -91,7 +91,12 @@ def test_the_worst_error_is_of_all_families(one):
      "heads 8 x 128, 64 tokens, block 16, f16"),
     ({"num_kv_heads": 8, "head_dim": 128, "num_copies": 4, "num_layers": 32, "block_size": 16},
      "heads 8 x 128, 4 copies, 32 layers, block 16"),
-], ids=["decode", "ragged", "empty", "write", "copy"])
+    ({"seq_lens": [64, 64], "window": 1024, "softcap": 50.0, "alibi": True, "sinks": True, "kv_dtype": "e4m3",
+      "kv_scales": "head", "prefix": [[0, 0], [0, 32]]},
+     "2 x 64 tokens, window 1024, softcap 50.0, ALiBi, sinks, e4m3 cache with a scale a head, 1 share a prefix"),
+    ({"seq_lens": [64], "window": None, "softcap": None, "alibi": False, "kv_dtype": None, "kv_scales": "tensor", "prefix": []},
+     "1 x 64 tokens"),
+], ids=["decode", "ragged", "empty", "write", "copy", "features", "no features"])
 def test_shapes_in_words(shape, text):
     """Batch, lengths, heads and block size of every operator's cases, in a line."""
     assert rows.describe(shape) == text

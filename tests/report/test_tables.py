@@ -56,3 +56,16 @@ def test_the_environment_names_every_value(gpu_run):
     mixed = [gpu_run[0], replace(gpu_run[1], toolchain={"torch": "2.13.0"})]
 
     assert {("torch", "2.11.0"), ("torch", "2.13.0")} <= set(tables.environment(mixed).lines)
+
+
+def test_the_formats_own_error_stands_once_a_case(gpu_run):
+    """It is the cache's, not a row's: a line for each case that has one, and none where nothing is quantised."""
+    quantised = [
+        replace(one, format_error=0.027, shape={**one.shape, "kv_dtype": "e4m3", "kv_scales": "head"})
+        for one in gpu_run[:3]
+    ]
+
+    lines = tables.formats([*quantised, *gpu_run]).lines
+
+    assert lines == tuple({one.case_digest: (one.case, "e4m3", "one a head", "2.7%") for one in quantised}.values())
+    assert tables.formats(gpu_run).lines == ()
