@@ -23,7 +23,7 @@ from typing import Any
 
 from harness.baseline import BASELINES, baseline_of
 from harness.commands.compare import share_of
-from harness.commands.selection import add_selection
+from harness.commands.selection import DEFAULT_LAYOUTS, add_selection
 from harness.gate import Job, Step, outcome
 from harness.names import UsageError, path_of, text_of
 from harness.rooms import HOUSE
@@ -103,6 +103,8 @@ def _compare(arguments: argparse.Namespace, job: Job, decides: bool) -> Step:
     if not file.is_file():
         return Step(name="compare", told=f"no baseline for {devices[0]} ({file}); `pagedbench accept RUN -m WHY` makes one")
     choice = [word for name in ("impl", "case", "impl_file", "device", "threshold") for word in _options(arguments, name)]
+    # A run measures some layouts only, a baseline may hold all: what the run was not asked for is not missing.
+    choice += _option("--layouts", arguments.layouts or DEFAULT_LAYOUTS)
     words = ["compare", str(run), *choice, "--baselines", str(arguments.baselines), "--out", str(job.folder / "compare")]
     words += ["--rerun-unsure", "--runs-dir", str(job.folder / "rerun")]
     return job.step("compare", words, "compare", decides=decides)
