@@ -25,7 +25,7 @@ from harness.baseline import BASELINES, baseline_of
 from harness.commands.compare import share_of
 from harness.commands.selection import DEFAULT_LAYOUTS, add_selection
 from harness.gate import Job, Step, outcome
-from harness.names import UsageError, path_of, text_of
+from harness.names import UsageError, count_of, path_of, text_of
 from harness.rooms import HOUSE
 from harness.store import RECORDS, load, new_run
 from harness.trees import merge_base, root_of
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add("--strict-baseline", action="store_true", help="the baseline decides, too, where ab does")
     add("--allow-unsure", action="store_true", help="exit 0 and not 3 where rows are UNSURE and none is MISSING")
     add("--threshold", type=share_of, metavar="SHARE", help="a difference within it is none, e.g. 2%%")
-    add("--sm-clock", type=int, metavar="MHZ", help="the clock that the GPU is locked to, for the pre-flight")
+    add("--sm-clock", type=count_of, metavar="MHZ", help="the clock that the GPU is locked to, for the pre-flight")
     add("--out", type=path_of, default=CI, metavar="DIR", help=f"where the folder of all this is made (default: {CI})")
 
 
