@@ -96,15 +96,18 @@ def _ab(arguments: argparse.Namespace, job: Job, base: str | Step) -> Step:
 def _compare(arguments: argparse.Namespace, job: Job, decides: bool) -> Step:
     """Hold the run against the baseline of the device that its records name."""
     run = job.folder / "run"
-    devices = sorted({record.device for record in load(run)[0]}) if (run / RECORDS).is_file() else []
+    records = load(run)[0] if (run / RECORDS).is_file() else []
+    devices = sorted({record.device for record in records})
     if not devices:
         return Step(name="compare", told="there is no record to compare", decides=decides)
     file = baseline_of(devices[0], arguments.baselines)
     if not file.is_file():
         return Step(name="compare", told=f"no baseline for {devices[0]} ({file}); `pagedbench accept RUN -m WHY` makes one")
     choice = [word for name in ("impl", "case", "impl_file", "device", "threshold") for word in _options(arguments, name)]
-    # A run measures some layouts only, a baseline may hold all: what the run was not asked for is not missing.
+    # A baseline may hold more layouts and cases than a run measures: what it was not asked for is not missing.
     choice += _option("--layouts", arguments.layouts or DEFAULT_LAYOUTS)
+    if not arguments.case and (arguments.suite or arguments.shape or arguments.case_file):
+        choice += _option("--case", ",".join(sorted({record.case for record in records})))
     words = ["compare", str(run), *choice, "--baselines", str(arguments.baselines), "--out", str(job.folder / "compare")]
     words += ["--rerun-unsure", "--runs-dir", str(job.folder / "rerun")]
     return job.step("compare", words, "compare", decides=decides)
