@@ -1,6 +1,7 @@
 """`ceiling`: how fast this device reads blocks that lie anywhere: the speed of light for what reads them and computes, too.
 
-Without cases it is a sweep over bytes, chunks and layouts, whose best is kept for the device under results/ceilings.
+Without cases it is a sweep over bytes, chunks and layouts, whose best is kept for the device under results/ceilings; a part of
+it, as in `--suite ceiling --case 'ceiling.nhd.*'`, replaces that part of what is kept.
 """
 
 from __future__ import annotations
