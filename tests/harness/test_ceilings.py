@@ -98,6 +98,10 @@ def test_the_sweep_is_measured_once(tmp_path, monkeypatch, capsys):
     assert "--again measures once more" in again
     assert first.splitlines()[:4] == again.splitlines()[:4]
     assert [(line["case"].split(".")[1], line["layout"]) for line in lines] == [("hnd", "HND"), ("nhd", "NHD")]
+    assert cli.main([*arguments, "--impl", "ceiling.torch_read[HND]"]) == 0
+    some = capsys.readouterr().out
+    assert "best parameters" in some
+    assert "kept:" not in some  # the best of some readers is not that of all
     assert cli.main([*arguments, "--again"]) == 0
     assert "kept:" in capsys.readouterr().out
 
