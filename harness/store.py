@@ -123,11 +123,10 @@ def run_of(path: Path) -> Path:
 
 
 def load(path: Path) -> tuple[list[Record], list[str]]:
-    """Read a run's folder, a folder that holds one run's, or a .jsonl file: its records, and a line for each line that is none.
+    """Read a run's folder or a .jsonl file: its records, and a line for each line that is none.
 
     Raises UsageError where there is nothing to read.
     """
-    path = run_of(path)
     try:
         file = path / RECORDS if path.is_dir() else path
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")

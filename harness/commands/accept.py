@@ -15,7 +15,7 @@ from harness.commands.selection import add_device
 from harness.match import latest
 from harness.names import UsageError, path_of, split_names
 from harness.record import Record
-from harness.store import load
+from harness.store import load, run_of
 
 #: Lines that a refusal names before it says how many more there are.
 NAMED = 5
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
     allowed = _allowed(arguments.allow)
     if not arguments.message.strip():
         raise UsageError("--message must say something")
-    read, problems = load(arguments.run)
+    read, problems = load(run_of(arguments.run))
     for problem in problems:
         print(f"pagedbench: {problem}", file=sys.stderr)
     records = latest(read)

@@ -95,7 +95,7 @@ def read(path: Path) -> list[Record]:
         if any(record.launch_s and len(record.launch_s.samples) == 1 for record in records):
             _warn([f"{path}: rows with one round, or saved without their rounds, are UNSURE; --benchmark-save-data keeps them"])
     else:
-        records, problems = load(path)
+        records, problems = load(run_of(path))
         _warn(problems)
     if not records:
         raise UsageError(f"{path} holds no records")

@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _records(run: Path) -> list[Record]:
-    records, problems = load(run)
+    records, problems = load(run_of(run))
     _warn(problems)
     if not records:
         raise UsageError(f"{run} holds no records")
