@@ -8,7 +8,7 @@ from harness.match import settings
 from harness.record import Record
 
 #: What --allow lets pass, by name.
-OBSTACLES = ("failures", "wrong", "throttled", "doubts", "device", "missing")
+OBSTACLES = ("failures", "wrong", "throttled", "doubts", "device", "missing", "schema")
 
 #: Beginnings of flags that put a row's time in doubt. One that never converged has an interval that says so.
 _DOUBTS = ("timers disagree", "above the ceiling", "a spin of known length")

@@ -56,7 +56,7 @@ def refuse_other_schemas(file: Path) -> None:
         if isinstance(data, dict) and data.get("schema") != SCHEMA:
             raise UsageError(
                 f"{file}:{number}: a record of schema {data.get('schema')!r}, this version reads and writes {SCHEMA}; "
-                "measure again with this version and `pagedbench accept` that run"
+                "measure again with this version and `pagedbench accept --allow schema` that run"
             )
 
 

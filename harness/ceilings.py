@@ -55,8 +55,11 @@ def load_ceilings(device: str, folder: Path = CEILINGS) -> tuple[list[Record], l
 
 
 def save_ceilings(records: Sequence[Record], folder: Path = CEILINGS) -> Path:
-    """Write the file of the records' device, whole or not at all, in place of what was known before."""
+    """Write the file of the records' device, whole or not at all; of cases that are not among them, what was known stays."""
     file = baseline_of(records[0].device, folder)
+    cases = {record.case for record in records}
+    before = load(file)[0] if file.is_file() else []
+    records = sorted([*records, *(record for record in before if record.case not in cases)], key=lambda record: record.case)
     file.parent.mkdir(parents=True, exist_ok=True)
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     scratch.write_text("".join(record.to_line() + "\n" for record in records))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 
@@ -49,3 +50,25 @@ def text_of(text: str) -> str:
 def path_of(text: str) -> Path:
     """The path of an option, for argparse: empty would be the folder that one stands in."""
     return Path(text_of(text))
+
+
+def count_of(text: str) -> int:
+    """The number of an option that counts, for argparse."""
+    if not (text.isdecimal() and len(text) <= 18 and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1 (got {text!r})")
+    return int(text)
+
+
+def above_0(unit: str) -> Callable[[str], float]:
+    """What reads the number of an option, for argparse: of `unit`, above 0 and finite."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise argparse.ArgumentTypeError(f"must be {unit} above 0 (got {text!r})")
+        return value
+
+    return read

@@ -32,6 +32,8 @@ CACHES = {"cuda": 16, "cpu": 2}
 ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
 #: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
 CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
+#: And how many sequences, and rows of one query head and token, it makes and judges in that time.
+CPU_SEQS, CPU_ROWS = 20_000, 2_000_000
 #: A row that takes so many times as long as the fastest of its case holds no window for power unless asked to.
 POWER_TIMES = 2
 
@@ -122,6 +124,12 @@ class CaseRun:
                 return "skipped", (
                     f"would take minutes on a CPU: {case.flops / 1e9:.1f} GFLOP "
                     f"(at most {CPU_FLOPS / 1e9:.0f}; --patient runs it)"
+                )
+            seqs, rows = getattr(case, "num_seqs", 0), getattr(case, "num_tokens", 0) * getattr(case, "num_q_heads", 0)
+            if seqs > CPU_SEQS or rows > CPU_ROWS:
+                return "skipped", (
+                    f"would take minutes on a CPU: {seqs} sequences, {rows} rows of a query head "
+                    f"(at most {CPU_SEQS} and {CPU_ROWS}; --patient runs it)"
                 )
         limit = row.entry.impl.max_work.get(self.device.kind, math.inf)
         work = max(case.flops, case.traffic_bytes)

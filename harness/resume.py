@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.names import UsageError
 from harness.record import Record
-from harness.store import load
+from harness.store import load, run_of
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -35,6 +35,7 @@ class Begun:
         """
         if not folder.is_dir():
             raise UsageError(f"--resume {folder}: no such folder")
+        folder = run_of(folder)
         records, problems = load(folder)
         for problem in problems:
             print(f"pagedbench: {problem}", file=sys.stderr)

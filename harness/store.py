@@ -109,6 +109,19 @@ def _open_locked(path: Path) -> int:
         os.close(file)  # it was put in order, into a new file, between the two calls
 
 
+def run_of(path: Path) -> Path:
+    """The run that `path` names: itself, or the only one in a folder that a command's --out named.
+
+    Raises UsageError where there are several.
+    """
+    if not os.path.isdir(path) or os.path.isfile(path / RECORDS):  # of a name too long, pathlib's own raise
+        return path
+    runs = sorted(file.parent for file in path.glob(f"*/{RECORDS}"))
+    if len(runs) > 1:
+        raise UsageError(f"{path} holds {len(runs)} runs; name one of them, the newest is {runs[-1]}")
+    return runs[0] if runs else path
+
+
 def load(path: Path) -> tuple[list[Record], list[str]]:
     """Read a run's folder or a .jsonl file: its records, and a line for each line that is none.
 

@@ -29,6 +29,7 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
     A tree with a table of ours gives its table. Files given by the user, and folders in which Python looks for modules,
     are taken from the tree where they lie within `root`; a file that the tree has not got is left out, and a folder that it
     has not got stays (an environment that lies in the checkout, as tox's do). The harness is the same on both sides.
+    Raises UsageError for a tree with no table where there are no files either.
     """
 
     def moved(path: str) -> str:
@@ -40,6 +41,8 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
         moved(entry) if Path(entry).resolve() != HOUSE and Path(moved(entry)).is_dir() else entry for entry in sys.path
     ]
     has_table = (tree / "impls" / "__init__.py").is_file()
+    if not has_table and not impl_files:  # both sides would be this checkout, and the same
+        raise UsageError(f"{tree} holds no table of implementations (impls/__init__.py): it is no checkout of this repository")
     old = Side(tree=tree if has_table else HOUSE, impl_files=old_files, path=old_path)
     return old, Side(impl_files=impl_files)
 

@@ -24,10 +24,10 @@ from harness.costs import grown
 from harness.difference import Difference
 from harness.duel import Duel, Match, Numbers, Pairs, Setup, difference_of, merged
 from harness.match import Pair
-from harness.names import UsageError, path_of, split_names
+from harness.names import UsageError, above_0, count_of, path_of, split_names
 from harness.options import Options
 from harness.record import Record
-from harness.registry import Registry
+from harness.registry import Entry, Registry
 from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE
 from harness.store import new_run
@@ -54,16 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 def add_rounds(parser: argparse.ArgumentParser) -> None:
     """Add how much is measured."""
     add = parser.add_argument
-    add("--rounds", type=_count, default=ROUNDS, metavar="N", help="rounds of fresh processes (default: %(default)s)")
-    add("--visits", type=_count, default=VISITS, metavar="N", help="pairs of visits a row and round (default: %(default)s)")
+    add("--rounds", type=count_of, default=ROUNDS, metavar="N", help="rounds of fresh processes (default: %(default)s)")
+    add("--visits", type=count_of, default=VISITS, metavar="N", help="pairs of visits a row and round (default: %(default)s)")
     add("--patient", action="store_true", help="also run what would take minutes on this device")
-    add("--stall", type=float, default=STALL_S, metavar="SECONDS", help="silence after which an arm is killed")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1 (got {text!r})")
-    return int(text)
+    add("--stall", type=above_0("seconds"), default=STALL_S, metavar="SECONDS", help="silence after which an arm is killed")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -89,12 +83,21 @@ def _two_implementations(arguments: argparse.Namespace, registry: Registry) -> l
     names = split_names("--impl", arguments.impl)
     if len(names) != 2:
         raise UsageError(f"without REF, --impl must name the two implementations, as in --impl a,b (got {len(names)})")
-    old, new = (registry.entries([name])[0] for name in names)
+    old, new = (_the_one(name, registry) for name in names)
     _, cases = cases_of(arguments)
     matches = [Match(case=case, entries=(old, new)) for case in cases if case.op == old.impl.op == new.impl.op]
     if not matches:
         raise UsageError(f"no chosen case is of the operator of both {old} ({old.impl.op}) and {new} ({new.impl.op})")
     return matches
+
+
+def _the_one(name: str, registry: Registry) -> Entry:
+    """The implementation that `name` means, in its first layout or in the one named; UsageError where it means several."""
+    found = registry.entries([name])
+    several = dict.fromkeys(entry.impl.name for entry in found)
+    if len(several) > 1:
+        raise UsageError(f"without REF, --impl must name two implementations; {name} means {', '.join(several)}")
+    return found[0]
 
 
 def setup_of(arguments: argparse.Namespace, run: str, sides: tuple[Side, Side]) -> Setup:

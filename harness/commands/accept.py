@@ -15,7 +15,7 @@ from harness.commands.selection import add_device
 from harness.match import latest
 from harness.names import UsageError, path_of, split_names
 from harness.record import Record
-from harness.store import load
+from harness.store import load, run_of
 
 #: Lines that a refusal names before it says how many more there are.
 NAMED = 5
@@ -37,7 +37,7 @@ def main(arguments: argparse.Namespace) -> int:
     allowed = _allowed(arguments.allow)
     if not arguments.message.strip():
         raise UsageError("--message must say something")
-    read, problems = load(arguments.run)
+    read, problems = load(run_of(arguments.run))
     for problem in problems:
         print(f"pagedbench: {problem}", file=sys.stderr)
     records = latest(read)
@@ -47,21 +47,26 @@ def main(arguments: argparse.Namespace) -> int:
     if len(devices) > 1:
         raise UsageError(f"{arguments.run} holds records of {' and '.join(devices)}; a baseline is of one device")
     file = baseline_of(devices[0], arguments.baselines)
-    before = _before(file)
+    before, other = _before(file, arguments.merge)
     here = None if "device" in allowed else _device_here(arguments.device)
-    against = obstacles(records, here, [] if arguments.merge else before)
+    against = obstacles(records, here, [] if arguments.merge else before) | ({"schema": [other]} if other else {})
     _refuse(arguments.run, {name: lines for name, lines in against.items() if name not in allowed})
     entry = _entry(arguments, records, {name: len(lines) for name, lines in against.items()})
     with locked(file):
-        kept = lost(records, _before(file)) if arguments.merge else []  # somebody may have merged meanwhile
+        kept = lost(records, _before(file, merge=True)[0]) if arguments.merge else []  # somebody may have merged meanwhile
         write_baseline(file, [*records, *kept], {**entry, "kept": len(kept)})
     _tell(file, records, kept)
     return 0
 
 
-def _before(file: Path) -> list[Record]:
-    """The present baseline; none is no rows."""
-    return load_baseline(file.stem, file.parent)[0] if file.is_file() else []
+def _before(file: Path, merge: bool) -> tuple[list[Record], str | None]:
+    """The present baseline, and what is wrong with it: one of another schema can be replaced, but not kept in part."""
+    try:
+        return (load_baseline(file.stem, file.parent)[0] if file.is_file() else []), None
+    except UsageError as error:
+        if merge:
+            raise
+        return [], str(error)
 
 
 def _allowed(texts: Sequence[str]) -> set[str]:

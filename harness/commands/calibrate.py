@@ -17,7 +17,7 @@ from harness.commands.compare import share_of
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.duel import Duel, Match
-from harness.names import UsageError, path_of
+from harness.names import UsageError, count_of, path_of
 from harness.store import new_run, write_json
 from harness.trees import Side
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_selection(parser)
     add_device(parser)
     add_rounds(parser)
-    add("--repeats", type=int, default=1, metavar="N", help="trials of each row and share (default: %(default)s)")
+    add("--repeats", type=count_of, default=1, metavar="N", help="trials of each row and share (default: %(default)s)")
     shares = ",".join(f"{100 * share:g}%%" for share in SHARES)
     add("--shares", metavar="SHARES", help=f"slowdowns to try; 0%% is none (default: {shares})")
     add("--threshold", type=share_of, metavar="SHARE", help="as of `compare`")
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, print tables by case and the goals, keep calibration.json, and return the exit code."""
-    if arguments.repeats < 1 or arguments.rounds * arguments.visits < 2:
-        raise UsageError("--repeats must be 1 at least, --rounds and --visits must give two pairs at least")
+    if arguments.rounds * arguments.visits < 2:
+        raise UsageError("--rounds and --visits must give two pairs at least")
     shares = _shares(arguments.shares)
     _, cases = cases_of(arguments)
     rows = rows_of(cases, entries_of(arguments, registry_of(arguments)))

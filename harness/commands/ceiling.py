@@ -1,6 +1,7 @@
 """`ceiling`: how fast this device reads blocks that lie anywhere: the speed of light for what reads them and computes, too.
 
-Without cases it is a sweep over bytes, chunks and layouts, whose best is kept for the device under results/ceilings.
+Without cases it is a sweep over bytes, chunks and layouts, whose best is kept for the device under results/ceilings; a part of
+it, as in `--suite ceiling --case 'ceiling.nhd.*'`, replaces that part of what is kept.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ def main(arguments: argparse.Namespace) -> int:
     What is known of the device is printed without measuring, unless --again is given.
     """
     chosen = arguments.suite is not None or arguments.case or arguments.case_file or arguments.shape
+    some_readers = arguments.impl or arguments.impl_file or arguments.layouts
     is_sweep = arguments.suite == SWEEP or not chosen
     if arguments.again and not is_sweep:
         raise UsageError("--again measures the sweep again; leave --case, --suite, --case-file and --shape out")
-    if is_sweep and not chosen and not arguments.again and _print_known(arguments):
+    if not (chosen or some_readers or arguments.again) and _print_known(arguments):
         return 0
     registry = registry_of(arguments)
     readers = [variant for entry in entries_of(arguments, registry, roles=("reader",)) for variant in entry.variants()]
@@ -46,8 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
     attention = [case for case in cases if case.op == "attention"]
     if not is_sweep:
         return execute(arguments, registry, suite, attention, readers, print_best)
-    show = print_best if arguments.impl else _keep
-    return execute(arguments, registry, suite, attention, readers, show, takes=_is_its_layout)
+    # The best of some readers would pass for the best of all.
+    return execute(arguments, registry, suite, attention, readers, print_best if some_readers else _keep, takes=_is_its_layout)
 
 
 def _is_its_layout(case: Case, entry: Entry) -> bool:

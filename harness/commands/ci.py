@@ -23,9 +23,9 @@ from typing import Any
 
 from harness.baseline import BASELINES, baseline_of
 from harness.commands.compare import share_of
-from harness.commands.selection import add_selection
+from harness.commands.selection import DEFAULT_LAYOUTS, add_selection
 from harness.gate import Job, Step, outcome
-from harness.names import UsageError, path_of, text_of
+from harness.names import UsageError, count_of, path_of, text_of
 from harness.rooms import HOUSE
 from harness.store import RECORDS, load, new_run
 from harness.trees import merge_base, root_of
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add("--strict-baseline", action="store_true", help="the baseline decides, too, where ab does")
     add("--allow-unsure", action="store_true", help="exit 0 and not 3 where rows are UNSURE and none is MISSING")
     add("--threshold", type=share_of, metavar="SHARE", help="a difference within it is none, e.g. 2%%")
-    add("--sm-clock", type=int, metavar="MHZ", help="the clock that the GPU is locked to, for the pre-flight")
+    add("--sm-clock", type=count_of, metavar="MHZ", help="the clock that the GPU is locked to, for the pre-flight")
     add("--out", type=path_of, default=CI, metavar="DIR", help=f"where the folder of all this is made (default: {CI})")
 
 
@@ -96,13 +96,18 @@ def _ab(arguments: argparse.Namespace, job: Job, base: str | Step) -> Step:
 def _compare(arguments: argparse.Namespace, job: Job, decides: bool) -> Step:
     """Hold the run against the baseline of the device that its records name."""
     run = job.folder / "run"
-    devices = sorted({record.device for record in load(run)[0]}) if (run / RECORDS).is_file() else []
+    records = load(run)[0] if (run / RECORDS).is_file() else []
+    devices = sorted({record.device for record in records})
     if not devices:
         return Step(name="compare", told="there is no record to compare", decides=decides)
     file = baseline_of(devices[0], arguments.baselines)
     if not file.is_file():
         return Step(name="compare", told=f"no baseline for {devices[0]} ({file}); `pagedbench accept RUN -m WHY` makes one")
     choice = [word for name in ("impl", "case", "impl_file", "device", "threshold") for word in _options(arguments, name)]
+    # A baseline may hold more layouts and cases than a run measures: what it was not asked for is not missing.
+    choice += _option("--layouts", arguments.layouts or DEFAULT_LAYOUTS)
+    if not arguments.case and (arguments.suite or arguments.shape or arguments.case_file):
+        choice += _option("--case", ",".join(sorted({record.case for record in records})))
     words = ["compare", str(run), *choice, "--baselines", str(arguments.baselines), "--out", str(job.folder / "compare")]
     words += ["--rerun-unsure", "--runs-dir", str(job.folder / "rerun")]
     return job.step("compare", words, "compare", decides=decides)

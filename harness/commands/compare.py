@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.baseline import BASELINES, load_baseline
 from harness.commands.run import RUNS
-from harness.commands.selection import add_device, registry_of
+from harness.commands.selection import add_device, layouts_of, registry_of
 from harness.compare import GROUPS, THRESHOLD, Judged, groups, judge, unjudged
 from harness.costs import grown
 from harness.match import latest, match, settings
@@ -24,7 +24,7 @@ from harness.pytest_json import load_pytest_json
 from harness.record import Record
 from harness.registry import matches
 from harness.report import units, verdicts
-from harness.store import Appender, load, new_run, write_json
+from harness.store import Appender, load, new_run, run_of, write_json
 from harness.words import printable
 
 
@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "one alone is held against its device's baseline")  # fmt: skip
     add("--impl", action="append", default=[], metavar="GLOBS", help="only these implementations")
     add("--case", action="append", default=[], metavar="GLOBS", help="only these cases")
+    add("--layouts", metavar="NAMES", help="only these layouts, each implementation's first, and those named in --impl, as in "
+        "`run` (default: all)")  # fmt: skip
     add_judging(parser)
     add("--baselines", type=path_of, default=BASELINES, metavar="DIR", help=f"where baselines are (default: {BASELINES})")
     add("--rerun-unsure", action="store_true", help="measure the new run's UNSURE rows again, here and now")
@@ -69,6 +71,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Compare, tell, and return the exit code."""
     if len(arguments.runs) > 2:
         raise UsageError(f"compare takes one run or two (got {len(arguments.runs)})")
+    arguments.runs = [run_of(run) for run in arguments.runs]
     new = chosen(read(arguments.runs[-1]), arguments)
     if len(arguments.runs) == 2:
         old, whose = chosen(read(arguments.runs[0]), arguments), str(arguments.runs[0])
@@ -92,7 +95,7 @@ def read(path: Path) -> list[Record]:
         if any(record.launch_s and len(record.launch_s.samples) == 1 for record in records):
             _warn([f"{path}: rows with one round, or saved without their rounds, are UNSURE; --benchmark-save-data keeps them"])
     else:
-        records, problems = load(path)
+        records, problems = load(run_of(path))
         _warn(problems)
     if not records:
         raise UsageError(f"{path} holds no records")
@@ -105,7 +108,7 @@ def _warn(problems: Sequence[str]) -> None:
 
 
 def chosen(records: Sequence[Record], arguments: argparse.Namespace) -> list[Record]:
-    """The records that --impl and --case choose; UsageError where that is none."""
+    """The records that --impl, --case and --layouts choose; UsageError where that is none."""
     impls, cases = split_names("--impl", arguments.impl), split_names("--case", arguments.case)
     found = [
         record
@@ -113,9 +116,25 @@ def chosen(records: Sequence[Record], arguments: argparse.Namespace) -> list[Rec
         if (not impls or any(matches(name, glob) for glob in impls for name in (record.impl, record.row)))
         and (not cases or any(matches(record.case, glob) for glob in cases))
     ]
+    found = _of_layouts(found, impls, arguments)
     if not found:
-        raise UsageError(f"--impl and --case choose none of {len(records)} records")
+        raise UsageError(f"--impl, --case and --layouts choose none of {len(records)} records")
     return found
+
+
+def _of_layouts(records: Sequence[Record], impls: Sequence[str], arguments: argparse.Namespace) -> list[Record]:
+    """Those that `run` would have measured with the same --layouts; what is in no table any more stays, and is missed."""
+    wanted = {"all"} if arguments.layouts is None else layouts_of(arguments.layouts)
+    first = {} if "all" in wanted else {impl.name: impl.layouts[0].name for impl in registry_of(arguments)}
+    named = [glob for glob in impls if "[" in glob]
+    return [
+        record
+        for record in records
+        if "all" in wanted
+        or record.layout in wanted
+        or record.layout == first.get(record.impl, record.layout)
+        or any(matches(record.row, glob) for glob in named)
+    ]
 
 
 def _baseline(new: Sequence[Record], arguments: argparse.Namespace) -> tuple[list[Record], str]:

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from harness.names import UsageError
+from harness.names import UsageError, count_of
 from harness.registry import default_registry
 
 
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
         "--strict", action="store_true", help="exit 1 unless this is a runner to judge by: one GPU, idle, at its clock"
     )
     parser.add_argument(
-        "--sm-clock", type=int, metavar="MHZ", help="for --strict: the clock that the GPU is locked to (default: its highest)"
+        "--sm-clock", type=count_of, metavar="MHZ",
+        help="for --strict: the clock that the GPU is locked to (default: its highest)",
     )
 
 

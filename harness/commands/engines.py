@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from harness.machine import Machine, devices_of
-from harness.names import UsageError, text_of
+from harness.names import UsageError, above_0, text_of
 from harness.record import Record
 from harness.registry import Registry
 from harness.sanitize import Sanitized, find_program
@@ -34,21 +33,11 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add("--in-process", action="store_true", help="no worker process, for debuggers: a crash ends the run")
     add(
         "--stall",
-        type=_seconds,
+        type=above_0("seconds"),
         default=STALL_S,
         metavar="SECONDS",
         help="silence after which a worker is killed (default: %(default).0f)",
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0 (got {text!r})")
-    return seconds
 
 
 def engine_of(arguments: argparse.Namespace, registry: Registry) -> MakeEngine:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_implementations, entries_of, registry_of
-from harness.names import UsageError, path_of
+from harness.names import UsageError, above_0, path_of
 from harness.ops.case import Case
 from harness.options import Options
 from harness.record import Record
@@ -34,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     add_implementations(parser)
     add_device(parser)
     add = parser.add_argument
-    add("--minutes", type=float, default=1.0, metavar="N", help="take no new case after so long (default: %(default).0f)")
+    add("--minutes", type=above_0("minutes"), default=1.0, metavar="N",
+        help="take no new case after so long (default: %(default).0f)")  # fmt: skip
     add("--seed", type=int, metavar="N", help="draw the cases of an earlier run again (default: another each time)")
     add("--out", type=path_of, default=RUNS, metavar="DIR", help=f"where the run's folder is made (default: {RUNS})")
     add("--json", action="store_true", help="print findings as lines of JSON, a record each")
-    add("--stall", type=float, default=STALL_S, metavar="SECONDS",
+    add("--stall", type=above_0("seconds"), default=STALL_S, metavar="SECONDS",
         help="silence after which a worker is killed (default: %(default).0f)")  # fmt: skip
 
 

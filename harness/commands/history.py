@@ -17,7 +17,7 @@ from harness.names import UsageError, path_of, split_names, text_of
 from harness.registry import matches
 from harness.report.trends import step_words, steps_in
 from harness.steps import FALSE_ALARMS, Step
-from harness.store import load
+from harness.store import load, run_of
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -46,7 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _add(arguments: argparse.Namespace) -> int:
     for run in arguments.run:
-        records, problems = load(run)
+        records, problems = load(run_of(run))
         _warn(problems)
         new = points(records)
         if not new:

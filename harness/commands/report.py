@@ -15,7 +15,7 @@ from harness.names import UsageError, path_of
 from harness.record import Record
 from harness.registry import default_registry
 from harness.report.beside import Beside, of_run
-from harness.store import latest_run, load
+from harness.store import latest_run, load, run_of
 from harness.words import printable
 
 
@@ -36,7 +36,7 @@ def main(arguments: argparse.Namespace) -> int:
     """Write the report; lines that are no records are named and skipped."""
     from harness.report import terminal_table, write_report
 
-    run = arguments.run or latest_run(RUNS)
+    run = run_of(arguments.run) if arguments.run else latest_run(RUNS)
     records = _records(run)
     folder = arguments.out or (run if run.is_dir() else run.parent)
     beside = _beside(run, records, arguments)
@@ -48,7 +48,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _records(run: Path) -> list[Record]:
-    records, problems = load(run)
+    records, problems = load(run_of(run))
     _warn(problems)
     if not records:
         raise UsageError(f"{run} holds no records")

@@ -61,10 +61,7 @@ def entries_of(arguments: argparse.Namespace, registry: Registry, roles: Sequenc
     """Return the chosen rows: of each implementation its first layout, those of --layouts, and those named in --impl."""
     patterns = split_names("--impl", arguments.impl)
     rows = registry.entries(patterns, roles)
-    wanted = set(split_names("--layouts", [DEFAULT_LAYOUTS if arguments.layouts is None else arguments.layouts]))
-    unknown = wanted - {*LAYOUTS, "all"}
-    if unknown:
-        raise UsageError(f"--layouts {unknown.pop()}: no such layout; there are: {', '.join(LAYOUTS)}, or all")
+    wanted = layouts_of(arguments.layouts)
     named = [pattern for pattern in patterns if "[" in pattern]
     return [
         row
@@ -74,6 +71,15 @@ def entries_of(arguments: argparse.Namespace, registry: Registry, roles: Sequenc
         or row.layout is row.impl.layouts[0]
         or any(matches(str(row), pattern) for pattern in named)
     ]
+
+
+def layouts_of(text: str | None) -> set[str]:
+    """Return the names of --layouts, "all" among them perhaps; None is the default."""
+    wanted = set(split_names("--layouts", [DEFAULT_LAYOUTS if text is None else text]))
+    unknown = wanted - {*LAYOUTS, "all"}
+    if unknown:
+        raise UsageError(f"--layouts {unknown.pop()}: no such layout; there are: {', '.join(LAYOUTS)}, or all")
+    return wanted
 
 
 def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tuple[str, list[Case]]:

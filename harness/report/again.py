@@ -26,11 +26,19 @@ def command(record: Record, facts: Mapping[str, Any] | None = None) -> str:
     words += [*_option("--impl", record.row), *_option("--case", record.case)]
     for name, value in record.params.items():
         words += _option("--set", f"{name}={value}")
-    if record.device_kind == "cpu" and not any(name == "--device" for name, _ in options):
-        words += ["--device", "cpu"]
+    if not any(name == "--device" for name, _ in options):
+        words += _where(record)
     for name, value in options:
         words += [name] if value is None else _option(name, value)
     return shlex.join(words)
+
+
+def _where(record: Record) -> list[str]:
+    """The device, where it is not the one that would be taken: of a run on several GPUs, a row's own."""
+    if record.device_kind == "cpu":
+        return ["--device", "cpu"]
+    name = record.unit.get("name", "cuda:0")
+    return [] if name == "cuda:0" or "node" in record.unit else ["--device", name]
 
 
 def _kept(arguments: Sequence[Any]) -> Iterator[tuple[str, str | None]]:

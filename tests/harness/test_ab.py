@@ -265,6 +265,12 @@ def test_another_checkout_of_ours_gives_its_table_and_not_its_harness(repository
     assert old.path == new.path == [str(HOUSE), "/usr/lib"]
 
 
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    """Both arms would be this checkout, and a gate that looks at nothing would pass."""
+    with pytest.raises(UsageError, match="holds no table of implementations"):
+        sides_of(tmp_path, HOUSE, [])
+
+
 # The command, with real arms.
 
 #: The table of another checkout: one kernel of this one, 4 ms slower, and its modules behind it.
@@ -333,6 +339,8 @@ def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys)
         (["nowhere"], "neither a folder nor a revision"),
         (["--impl", "torch.gather,numpy.dense", "--rounds", "1", "--visits", "1"], "must give two pairs at least"),
         (["--visits", "0"], "must be a whole number of at least 1"),
+        (["--impl", "torch.*,numpy.dense"], "torch.* means torch.gather, torch.blocked"),
+        (["--impl", "torch.gather,numpy.dense", "--stall", "nan"], "must be seconds above 0 (got 'nan')"),
     ],
 )
 def test_wrong_usage_is_named(tmp_path, capsys, words, error):

@@ -145,6 +145,19 @@ def test_compare_refuses_a_baseline_of_another_schema(tmp_path, capsys):
     assert "MISSING" not in said.out
 
 
+def test_a_baseline_of_another_schema_can_be_replaced(tmp_path, capsys):
+    """Told to, since what it holds cannot be seen to be lost; and whole, since its rows cannot be kept."""
+    accept(tmp_path, run(2))
+    file = baseline_of("nvidia-h200", tmp_path / "baselines")
+    file.write_text(file.read_text().replace('"schema":1', '"schema":7'))
+
+    assert accept(tmp_path, run(3)) == 2
+    assert "--allow schema makes it one" in capsys.readouterr().err
+    assert accept(tmp_path, run(3), "--merge", "--allow", "schema") == 2
+    assert accept(tmp_path, run(3), "--allow", "schema") == 0
+    assert baseline(tmp_path) == run(3)
+
+
 def _merge_one(tmp_path, start, number):
     """Accept one row into the baseline, at the same moment as the others."""
     folder = save(tmp_path / f"part{number}", [row(case=f"case.{number}")])

@@ -168,7 +168,7 @@ def test_a_goal_that_is_missed_is_exit_code_1(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("words", "error"),
-    [(["--shares", "2"], "must be a share such as 2%"), (["--repeats", "0"], "must be 1 at least"),
+    [(["--shares", "2"], "must be a share such as 2%"), (["--shares", ","], "must be a share such as 2%"),
      (["--rounds", "1", "--visits", "1"], "must give two pairs at least")],
 )  # fmt: skip
 def test_wrong_usage_is_named(tmp_path, capsys, words, error):

@@ -171,11 +171,17 @@ def test_ab_decides_and_the_baseline_is_told(script, tmp_path):
     assert gated(script, "--base", str(tmp_path)) == 0
     assert script.commands == ["doctor", "check", "run", "ab", "compare"]
     assert script.asked[3][:2] == ("ab", str(tmp_path))
+    assert "--layouts=HND,NHD" in script.asked[4]  # the run's own: what it was not asked for is not missing
     said = (script.folder / "summary.md").read_text()
     assert "### PASS: ab: 3 SAME against main" in said
     assert "**bad, does not decide**" in said
     script.out = tmp_path / "again"
-    assert gated(script, "--base", str(tmp_path), "--strict-baseline") == 1
+    assert gated(script, "--base", str(tmp_path), "--strict-baseline", "--layouts", "KV_NHD") == 1
+    assert "--layouts=KV_NHD" in script.asked[-1]
+    assert not any(word.startswith("--case") for word in script.asked[-1])  # of all cases none may vanish
+    script.out = tmp_path / "third"
+    assert gated(script, "--base", str(tmp_path), "--strict-baseline", "--suite", "facts") == 1
+    assert "--case=case.0,case.1,case.2" in script.asked[-1]
     assert "### SLOWER: compare: 1 SLOWER, 2 SAME against main" in (script.folder / "summary.md").read_text()
 
 

@@ -322,6 +322,36 @@ def test_a_choice_of_rows_decides_alone(runs, globs, code):
     assert main(["compare", *map(str, runs), *globs]) == code
 
 
+def test_layouts_are_chosen_as_a_run_chooses_them(tmp_path, capsys):
+    """A run of some layouts misses none of the others; a first layout, one named, and an entry that is gone are held."""
+    rows = [("cuda.split_kv", "HND"), ("cuda.split_kv", "KV_NHD"), ("cuda.tensor_core", "HND_SWIZZLED"), ("cuda.gone", "NHD")]
+    old = save(tmp_path / "a", [row(impl=impl, layout=layout) for impl, layout in [*rows, ("torch.gather", "HND")]])
+    new = save(tmp_path / "b", [row(impl="torch.gather", layout="HND")])
+
+    def missing(*words):
+        assert main(["compare", str(old), str(new), "--json", *words]) == 3
+        listed = json.loads(capsys.readouterr().out)["rows"]
+        return [(item["impl"], item["layout"]) for item in listed if item["verdict"] == "MISSING"]
+
+    assert missing() == rows
+    assert missing("--layouts", "NHD") == [rows[0], rows[2], rows[3]]
+    assert missing("--layouts", "NHD", "--impl", "*.*,cuda.split_kv[KV_NHD]") == rows
+    assert main(["compare", str(old), str(new), "--layouts", "HDN"]) == 2
+    assert "--layouts HDN: no such layout" in capsys.readouterr().err
+
+
+def test_a_folder_with_one_run_is_that_run(tmp_path, capsys):
+    """What --out named and not the stamp in it; the summary goes to the run. Of two, neither is guessed at."""
+    old = save(tmp_path / "old", run(3))
+    save(tmp_path / "out" / "20261130T080000Z", run(3))
+
+    assert main(["compare", str(old), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "20261130T080000Z" / "summary.md").is_file()
+    save(tmp_path / "out" / "20261130T080100Z", run(3))
+    assert main(["compare", str(old), str(tmp_path / "out")]) == 2
+    assert "holds 2 runs; name one of them, the newest is" in capsys.readouterr().err
+
+
 def test_runs_of_different_devices_are_an_error(tmp_path, capsys):
     """Exit code 2 and why: nothing could be compared."""
     a = save(tmp_path / "a", run(3))

@@ -96,6 +96,13 @@ def test_another_command_is_refused_by_name(broken, capsys):
     assert "was begun by `pagedbench check` (got `pagedbench bench`)" in capsys.readouterr().err
 
 
+def test_a_folder_with_one_run_is_that_run(broken, capsys):
+    """What --out named: its run is continued where it lies."""
+    assert check(broken.parent, "--resume", str(broken.parent)) == 0
+    assert len(load(broken)[0]) == 6
+    assert not (broken.parent / RECORDS).exists()
+
+
 def test_no_folder_is_refused_by_name(tmp_path, capsys):
     assert check(tmp_path, "--resume", str(tmp_path / "nowhere")) == 2
     assert "nowhere: no such folder" in capsys.readouterr().err

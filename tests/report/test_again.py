@@ -83,6 +83,24 @@ def test_the_device_is_named_once(facts, device):
     assert words[words.index("--device") + 1] == device
 
 
+@pytest.mark.parametrize(
+    ("unit", "arguments", "device"),
+    [
+        ({"name": "cuda:3", "uuid": "GPU-3"}, ["run", "--devices", "all"], "cuda:3"),
+        ({"name": "cuda:3"}, ["run", "--device=cuda:3"], "cuda:3"),
+        ({"name": "cuda:0"}, ["run"], None),
+        ({"name": "cuda:1", "node": "worker-7"}, ["run", "--engine", "ray"], None),
+        ({}, ["run"], None),
+    ],
+    ids=str,
+)
+def test_a_row_of_one_of_many_gpus_runs_on_that_one(unit, arguments, device):
+    """GPUs of one kind differ a little; an index on another machine of a cluster would name a GPU of this one."""
+    _, _, found = read_back(command(row("facts.j", unit=unit), {"command": "run", "arguments": arguments}))
+
+    assert (found.device, found.devices) == (device, None)
+
+
 @pytest.mark.parametrize("arguments", [None, "run", [["run"]], {"run": 1}, ["--shape"]], ids=str)
 def test_odd_facts_break_no_command(arguments):
     """run.json comes from a file: whatever stands there, the command names row and case."""
