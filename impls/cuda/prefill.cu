@@ -83,10 +83,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
         }
         wait(&shared.query_empty, copier.query_parity);
         copier.publish();    // no queries: the end
+        wait_for_copies();    // the last ones, before their thread ends
         if (threadIdx.x == 0 && atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
     } else {
         take_registers<kRegisters>();
-        const Products products(shared, warpgroup);
+        Products products(shared, warpgroup);
         const Turns turns(warpgroup);
         const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4;
         Place keys, values;
@@ -97,8 +98,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
             const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
             const int num_tiles = (item.num_keys() + kTile - 1) / kTile;
             Rows rows(scale * kLog2e, bounds);
+            if constexpr (kQuery == REGISTERS) products.hold(warp % 4, lane);
+            if (kQuery == REGISTERS || num_tiles == 0) give_back(&shared.query_empty, lane);
             if (num_tiles > 0) attend(rows, shared, products, turns, keys, values, num_tiles, lane);
-            else give_back(&shared.query_empty, lane);
             write(rows, item, item.first_row + row, lane, out, lse, out_stride, num_q_heads);
         }
     }
