@@ -18,7 +18,9 @@ from impls.cuda.launch import Packer
 PAGES = Path(__file__).with_name("emulator")
 EXPORTS = """
 static void body() {{ call({entry}); }}
-extern "C" const char* run(int ctas, int threads, void** with, unsigned seed) {{ return launch(ctas, threads, with, seed, body); }}
+extern "C" const char* run(int ctas, int threads, void** with, unsigned seed) {{
+    return launch(ctas, threads, with, seed, body);
+}}
 """
 
 
