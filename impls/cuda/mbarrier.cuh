@@ -68,6 +68,9 @@ __device__ __forceinline__ void copy_chunk(void* shared, const void* global, boo
                  "r"(there ? 16 : 0) : "memory");
 }
 
+// Wait for all chunks that this thread copies.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Arrive once all chunks have landed that this thread copies.
 __device__ __forceinline__ void arrive_after_copies(Barrier* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");

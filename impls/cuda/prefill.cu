@@ -26,6 +26,12 @@ constexpr int kCopierRegisters = 56;
 constexpr int kCopierBarrier = 1;
 static_assert((kWarpgroups * kRegisters + kCopierRegisters) * 128 <= 65536, "PA_REGISTERS must leave kCopierRegisters");
 
+// Two elements at once, where they lie so; tokens of `out` may be any number of elements apart.
+__device__ __forceinline__ void write_two(Scalar* to, float first, float second) {
+    if (reinterpret_cast<unsigned long long>(to) % 4 == 0) *reinterpret_cast<unsigned*>(to) = pack(first, second);
+    else from_float(to[0], first), from_float(to[1], second);
+}
+
 // Write a warpgroup's rows of an item.
 __device__ __forceinline__ void write(
     const Rows& rows, const Item& item, int row, int lane, Scalar* out, float* lse, long long out_stride, int num_q_heads) {
@@ -42,13 +48,13 @@ __device__ __forceinline__ void write(
         if (lane % 4 == 0) {
             lse[token * num_q_heads + head] = total == 0 ? -CUDART_INF_F : (rows.most[r] * rows.scale + log2f(total)) * kLn2;
         }
-        unsigned* to = reinterpret_cast<unsigned*>(out + token * out_stride + head * kHeadDim) + lane % 4;
+        Scalar* to = out + token * out_stride + head * kHeadDim + lane % 4 * 2;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
 #pragma unroll
             for (int i = 0; i < kSums / 8; ++i) {
                 const float* two = rows.sums[part] + 4 * i + 2 * r;
-                to[part * kSums / 2 + 4 * i] = pack(two[0] * factor, two[1] * factor);
+                write_two(to + part * kSums + 8 * i, two[0] * factor, two[1] * factor);
             }
         }
     }
@@ -83,10 +89,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
         }
         wait(&shared.query_empty, copier.query_parity);
         copier.publish();    // no queries: the end
+        wait_for_copies();    // the last ones, before their thread ends
         if (threadIdx.x == 0 && atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
     } else {
         take_registers<kRegisters>();
-        const Products products(shared, warpgroup);
+        Products products(shared, warpgroup);
         const Turns turns(warpgroup);
         const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4;
         Place keys, values;
@@ -97,8 +104,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
             const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
             const int num_tiles = (item.num_keys() + kTile - 1) / kTile;
             Rows rows(scale * kLog2e, bounds);
+            if constexpr (kQuery == REGISTERS) products.hold(warp % 4, lane);
+            if (kQuery == REGISTERS || num_tiles == 0) give_back(&shared.query_empty, lane);
             if (num_tiles > 0) attend(rows, shared, products, turns, keys, values, num_tiles, lane);
-            else give_back(&shared.query_empty, lane);
             write(rows, item, item.first_row + row, lane, out, lse, out_stride, num_q_heads);
         }
     }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARCH = "sm_90"
 ALIGNMENT = 1024           # bytes, of matrices in shared memory
 REGISTERS = {2: 224, 3: 152}  # of a thread that multiplies, by warpgroups that do: what one that copies leaves, in eights
-OTHER_REGISTERS = 40       # that it needs besides sums, scores and weights
+OTHER_REGISTERS = 32       # that it needs besides sums, scores, weights and queries
 
 #: and counters
 PREFILL_SIGNATURE = SIGNATURE + "P"
@@ -35,11 +35,13 @@ class Tiles:
     warpgroups    that multiply, 64 packed rows each; one more copies
     tile          tokens of K and of V that are taken at a time
     stages        of the rings of K and of V, each a tile
+    query         where products read queries: in "shared" memory, or in "registers"
     """
 
     warpgroups: int = 2
     tile: int = 128
     stages: int = 2
+    query: str = "shared"
 
     @property
     def rows(self) -> int:
@@ -50,9 +52,10 @@ class Tiles:
         return 128 * (self.warpgroups + 1)
 
     def macros(self) -> dict[str, str | int]:
-        """The macros of deal.cuh, stages.cuh and prefill.cu."""
+        """The macros of deal.cuh, stages.cuh, warpgroup.cuh and prefill.cu."""
         return {
             "PA_ROWS": self.rows, "PA_TILE": self.tile, "PA_STAGES": self.stages, "PA_REGISTERS": REGISTERS[self.warpgroups],
+            "PA_QUERY": self.query.upper(),
         }
 
     def shared_bytes(self, head_dim: int) -> int:
@@ -61,8 +64,9 @@ class Tiles:
         return -(-(matrices + 8 * (2 + 4 * self.stages) + 2 * 24) // ALIGNMENT) * ALIGNMENT
 
     def registers(self, head_dim: int) -> int:
-        """Of a thread that multiplies: sums, scores and weights of a tile, and others."""
-        return head_dim // 2 + self.tile // 2 + self.tile // 4 + OTHER_REGISTERS
+        """Of a thread that multiplies: sums, scores and weights of a tile, queries, and others."""
+        held = head_dim // 4 if self.query == "registers" else 0
+        return head_dim // 2 + self.tile // 2 + self.tile // 4 + held + OTHER_REGISTERS
 
 
 def plan_tiles(head_dim: int, params: dict[str, Any]) -> Tiles:
@@ -73,7 +77,7 @@ def plan_tiles(head_dim: int, params: dict[str, Any]) -> Tiles:
     """
     warpgroups, stages = params.get("warpgroups", 2), params.get("stages", 2)
     tile = params.get("tile", 0) or (128 if head_dim <= 128 and warpgroups == 2 else 64)
-    tiles = Tiles(warpgroups=warpgroups, tile=tile, stages=stages)
+    tiles = Tiles(warpgroups=warpgroups, tile=tile, stages=stages, query=params.get("query", "shared"))
     limits = (
         ("shared memory", "bytes a CTA", tiles.shared_bytes(head_dim), SHARED_LIMIT[ARCH]),
         ("registers", "a thread", tiles.registers(head_dim), REGISTERS[warpgroups]),
@@ -100,7 +104,9 @@ class Prefill(Attention):
         self.workspace_bytes = 4 * self._counters.numel()
         self._counters_at = self._counters.data_ptr()
         self._grid = (count_sms(spec.device), 1, 1)
-        self.ledger["tiles"] = f"{self._tiles.rows} rows by {self._tiles.tile} tokens, {self._tiles.stages} stages"
+        self.ledger["tiles"] = (
+            f"{self._tiles.rows} rows by {self._tiles.tile} tokens, {self._tiles.stages} stages, queries in {self._tiles.query}"
+        )
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
         self._kernel(self._grid, self._tiles.threads, stream, *values, self._counters_at)
@@ -124,13 +130,15 @@ def builds(arch: str) -> list[Build]:
     """Builds that stand for all; none but on Hopper."""
     if arch != ARCH:
         return []
-    listed: tuple[tuple[Shape, dict[str, int]], ...] = (
+    listed: tuple[tuple[Shape, dict[str, Any]], ...] = (
         (Shape(), {}),
         (Shape(layout=HND_SWIZZLED.name, block_size=24, group=5), {}),
         (Shape(layout="NHD", group=7, dtype="f16", block_size=1), {"warpgroups": 3}),
+        (Shape(layout="NHD"), {"query": "registers"}),
         (Shape(), {"tile": 64, "stages": 4}),
         (Shape(head_dim=64, group=8), {}),
         (Shape(head_dim=64, group=1), {"tile": 192}),
+        (Shape(head_dim=64, block_size=32), {"query": "registers", "warpgroups": 3}),
         (Shape(head_dim=256, group=2, layout="NHD"), {}),
     )
     return [build(shape, plan_tiles(shape.head_dim, params)) for shape, params in listed]

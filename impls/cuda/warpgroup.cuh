@@ -1,12 +1,17 @@
 // warpgroup.cuh -- attention of 64 packed rows by four warps: scores and sums in registers, a tile of keys and values at a time.
 //
 //   order      scores of tile t are begun first, then the sums over tile t - 1, so that these go on while weights of t are computed
+//   queries    are read from shared memory by every product, or held in registers, which spares shared memory a fifth of its reads
 //   turns      one warpgroup begins its products while the others compute weights
 //   maximum    of a row is raised only where a weight would be above 2^kSlack: sums are seldom rescaled. Nothing is lost by it, as
 //              weights have the same relative precision wherever they lie.
 #pragma once
 
 #include "stages.cuh"
+
+// Specialised by prefill.py.
+enum Query { SHARED, REGISTERS };
+constexpr Query kQuery = PA_QUERY;    // where products read queries
 
 constexpr float kSlack = 8;
 constexpr int kSums = kHeadDim < 128 ? kHeadDim : 128;    // columns of sums of one product
@@ -106,10 +111,22 @@ struct Rows {
 // A warpgroup's products; all tiles are those of `shared`.
 struct Products {
     const unsigned query, keys, values;    // where they begin in shared memory, the warpgroup's own rows of queries
+    unsigned held[kQuery == REGISTERS ? kHeadDim / 16 : 1][4];    // the warp's queries, 16 elements after the other
 
     __device__ Products(const Shared& shared, int warpgroup)
         : query(shared_address(shared.query) + warpgroup * 64 * kPitch), keys(shared_address(shared.keys)),
           values(shared_address(shared.values)) {}
+
+    // Take an item's queries to registers.
+    __device__ void hold(int warp, int lane) {
+        const int row = warp * 16 + lane % 16;
+#pragma unroll
+        for (int k = 0; k < kHeadDim / 16; ++k) {
+            const int chunk = k % 4 * 2 + lane / 16;
+            load_matrices(held[k], query + k / 4 * kRows * kPitch + row * kPitch + (chunk ^ row % 8) * 16);
+        }
+        __syncwarp();    // all lanes have read
+    }
 
     __device__ void score(float (&scores)[kTile / 2], int stage) const {
         const Matrix a = matrix_at(query, kRows * kPitch), b = matrix_at(keys + stage * kTileBytes, kTile * kPitch);
@@ -117,8 +134,9 @@ struct Products {
 #pragma unroll
         for (int k = 0; k < kHeadDim / 16; ++k) {
             const int column = k / 4, within = k % 4 * 32;
-            multiply_rows(
-                scores, advance(a, column * kRows * kPitch + within), advance(b, column * kTile * kPitch + within), k > 0);
+            const Matrix those = advance(b, column * kTile * kPitch + within);
+            if constexpr (kQuery == REGISTERS) multiply_rows(scores, held[k], those, k > 0);
+            else multiply_rows(scores, advance(a, column * kRows * kPitch + within), those, k > 0);
         }
         end_products();
     }
@@ -190,7 +208,7 @@ __device__ __forceinline__ void attend(
         rows.rescale(keep);
         rows.round(scores);
     }
-    give_back(&shared.query_empty, lane);
+    if constexpr (kQuery == SHARED) give_back(&shared.query_empty, lane);
     wait(&shared.values_full[values.stage], values.parity);
     see_copies();
     products.sum(rows, values.stage);

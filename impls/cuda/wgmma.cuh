@@ -4,31 +4,16 @@
 //
 //   C  64 x N     N / 2 floats   8 columns after the other: two of the first row, two of the second
 //   A  64 x 16    4 registers    8 columns after the other: the first row, the second; or in shared memory
-//   B  16 x N     in shared memory
+//   B  16 x N     in shared memory; see matrices.cuh
 //
-// There a matrix lies in rows of 128 bytes, 64 elements; 16-byte chunk c of row r is at chunk c ^ (r % 8). Wider matrices are several
-// such columns of rows, one after the other. Whether rows run along the sum, as those of queries and keys do, or across it, as
-// those of values do, the instruction is told.
+// Whether the rows of B run along the sum, as those of keys do, or across it, as those of values do, the instruction is told.
 #pragma once
 
+#include "matrices.cuh"
 #include "mbarrier.cuh"
 #include "mma.cuh"
 
-constexpr int kWidth = 64;                        // elements of a row in shared memory
-constexpr int kPitch = kWidth * sizeof(Scalar);   // bytes
-static_assert(kPitch == 128, "PA_SCALAR must be of 16 bits");
 static_assert(__CUDA_ARCH__ == 900, "wgmma is an instruction of sm_90a");
-
-using Matrix = unsigned long long;    // where a matrix is, as the instruction takes it
-
-// A matrix whose first row is at a multiple of 1024 bytes; its columns of rows, where several are read, are `column_bytes` apart.
-__device__ __forceinline__ Matrix matrix_at(unsigned address, unsigned column_bytes) {
-    constexpr unsigned long long kSwizzle128 = 1, kEightRows = 8 * kPitch;
-    return kSwizzle128 << 62 | (kEightRows >> 4) << 32 | (unsigned long long)(column_bytes >> 4) << 16 | address >> 4;
-}
-
-// The same, so many bytes further on.
-__device__ __forceinline__ Matrix advance(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 
 // Before the first of several products, and after anything else has touched their registers.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -71,30 +56,35 @@ __device__ __forceinline__ void settle(float (&c)[kRegisters]) {
 #define PA_REGISTERS_64(c) PA_32(c, 0), PA_32(c, 32)
 #define PA_REGISTERS_96(c) PA_32(c, 0), PA_32(c, 32), PA_32(c, 64)
 
-// Products of N columns, R = N / 2 registers a thread, whose operands are numbered behind them: I to M are R to R + 4.
-#define PA_MULTIPLY_ROWS(N, R, TYPE, I, J, K)                                                                                  \
+// Products of N columns, R = N / 2 registers a thread, whose operands are numbered behind them: I to M are R to R + 5.
+#define PA_FROM_SHARED(N, R, TYPE, I, J, K)                                                                                     \
     asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #K ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
                  " {" PA_NAMES_##R "}, %" #I ", %" #J ", add, 1, 1, 0, 0; }"                                                    \
                  : PA_REGISTERS_##R(c) : "l"(a), "l"(b), "r"((int)add) : "memory")
-#define PA_MULTIPLY_COLUMNS(N, R, TYPE, I, J, K, L, M)                                                                         \
-    asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE      \
-                 " {" PA_NAMES_##R "}, {%" #I ",%" #J ",%" #K ",%" #L "}, %" #M ", add, 1, 1, 1; }"                             \
-                 : PA_REGISTERS_##R(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
+#define PA_FROM_REGISTERS(N, R, TYPE, ACROSS, I, J, K, L, M, O)                                                                 \
+    asm volatile("{ .reg .pred add; setp.ne.b32 add, %" #O ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
+                 " {" PA_NAMES_##R "}, {%" #I ",%" #J ",%" #K ",%" #L "}, %" #M ", add, 1, 1, " ACROSS "; }"                    \
+                 : PA_REGISTERS_##R(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add) : "memory")
 
-// multiply_rows: begin C = A B, or C += A B, over 16 elements of queries and keys, whose rows run along the sum.
-// multiply_columns: begin C += A B over 16 tokens, A in registers; B is values, whose rows run across the sum.
-#define PA_PRODUCTS(N, R, I, J, K, L, M)                                                                                       \
+// multiply_rows: begin C = A B, or C += A B, over 16 elements; A is queries, B keys, whose rows run along the sum.
+// multiply_columns: begin C += A B over 16 tokens; A is weights, B values, whose rows run across the sum.
+#define PA_PRODUCTS(N, R, I, J, K, L, M, O)                                                                                     \
     __device__ __forceinline__ void multiply_rows(float (&c)[R], Matrix a, Matrix b, bool add) {                                \
-        if constexpr (kIsF16<Scalar>) PA_MULTIPLY_ROWS(N, R, "f16", I, J, K);                                                   \
-        else PA_MULTIPLY_ROWS(N, R, "bf16", I, J, K);                                                                           \
-    }                                                                                                                          \
+        if constexpr (kIsF16<Scalar>) PA_FROM_SHARED(N, R, "f16", I, J, K);                                                     \
+        else PA_FROM_SHARED(N, R, "bf16", I, J, K);                                                                             \
+    }                                                                                                                           \
+    __device__ __forceinline__ void multiply_rows(float (&c)[R], const unsigned (&a)[4], Matrix b, bool add) {                  \
+        if constexpr (kIsF16<Scalar>) PA_FROM_REGISTERS(N, R, "f16", "0", I, J, K, L, M, O);                                    \
+        else PA_FROM_REGISTERS(N, R, "bf16", "0", I, J, K, L, M, O);                                                            \
+    }                                                                                                                           \
     __device__ __forceinline__ void multiply_columns(float (&c)[R], const unsigned (&a)[4], Matrix b) {                         \
-        if constexpr (kIsF16<Scalar>) PA_MULTIPLY_COLUMNS(N, R, "f16", I, J, K, L, M);                                          \
-        else PA_MULTIPLY_COLUMNS(N, R, "bf16", I, J, K, L, M);                                                                  \
+        constexpr bool add = true;                                                                                              \
+        if constexpr (kIsF16<Scalar>) PA_FROM_REGISTERS(N, R, "f16", "1", I, J, K, L, M, O);                                    \
+        else PA_FROM_REGISTERS(N, R, "bf16", "1", I, J, K, L, M, O);                                                            \
     }
-PA_PRODUCTS(64, 32, 32, 33, 34, 35, 36)
-PA_PRODUCTS(128, 64, 64, 65, 66, 67, 68)
-PA_PRODUCTS(192, 96, 96, 97, 98, 99, 100)
+PA_PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37)
+PA_PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69)
+PA_PRODUCTS(192, 96, 96, 97, 98, 99, 100, 101)
 
 // What roles of a CTA need, besides.
 
