@@ -117,11 +117,21 @@ class Model:
 
     def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, handle: int) -> torch.Tensor:
         """Last hidden states [num_tokens, hidden_size] of packed tokens; `handle` says where their attention goes."""
+        positions = positions.clone()[None]  # a compiler looks at where in a buffer a view begins, and compiles anew
         found = self.module.model(
-            input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, paged_handle=handle
+            input_ids=tokens[None], position_ids=positions, attention_mask=None, use_cache=False, paged_handle=handle
         )
         states: torch.Tensor = found.last_hidden_state[0]
         return states
+
+    def compile(self, what: str, backend: str = "inductor") -> None:
+        """Compile the decoder "layer", which is one graph for all of them, or the whole "model"; any number of tokens.
+
+        Nothing falls back to eager: a graph that breaks, or is compiled too often, is an error when it is first run.
+        """
+        targets = [self.module.model] if what == "model" else self.module.model.layers
+        for target in targets:
+            target.compile(fullgraph=True, dynamic=True, backend=backend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, vocab_size] of chosen hidden states."""
@@ -199,12 +209,10 @@ def _make(library: ModuleType, config: Any, folder: Path | None, dtype: str, dev
     elif folder is not None:
         raise UnsupportedModel(f"--model {folder}: has no .safetensors; name its config.json for random weights")
     else:
-        generator_state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        with torch.device(device):
-            module = auto.from_config(config, dtype=wanted, attn_implementation=NAME)
-        torch.set_rng_state(generator_state)
-        module = module.to(device)
+        place = torch.device(device)
+        with torch.random.fork_rng([place] if place.type == "cuda" else []), place:
+            torch.manual_seed(seed)
+            module = auto.from_config(config, dtype=wanted, attn_implementation=NAME).to(place)
     module.eval().requires_grad_(False)
     return module
 
