@@ -22,6 +22,7 @@ import torch
 from harness.registry import Registry
 from runtime.attention import activate, bind_caches, new_handle
 from runtime.beams import Found, best_continuations
+from runtime.clock import StepClock
 from runtime.graphs import GraphBucket, why_no_replay
 from runtime.kernels import CacheShape, Kernels
 from runtime.manager import BlockManager
@@ -87,6 +88,7 @@ class Engine:
         self._pool: Any = None  # of memory, which graphs share
         self._ids = itertools.count()
         self.num_steps = 0
+        self.clock: StepClock | None = None  # who wants to know how long steps take sets one
         weakref.finalize(self, activate, self.handle, None)
 
     def _why_no_graphs(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> str | None:
@@ -102,7 +104,19 @@ class Engine:
             return self.runner.bucket(size)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return self.runner.bucket(size, functools.partial(GraphBucket, pool=self._pool))
+        try:
+            return self.runner.bucket(size, functools.partial(GraphBucket, pool=self._pool))
+        except RuntimeError as why:  # something of the model cannot be captured; who records the engine's times is told
+            self.why_no_graphs = f"{self.model.name} in a CUDA graph: {why}"
+            return self.runner.bucket(size)
+
+    def close(self) -> None:
+        """Give the caches and graphs back; the model can then serve another engine."""
+        activate(self.handle, None)
+        nothing = (None,) * self.kernels.shape.num_layers
+        bind_caches(self.model.module, nothing, nothing)
+        for name in ("_mover", "runner", "buckets"):
+            delattr(self, name)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -182,11 +196,15 @@ class Engine:
             bucket.buffers.fill(batch, bucket.size)
             bucket.buffers.upload(bucket.size)
             bucket.plan()
+            begin = self.clock.now() if self.clock else None
             result = bucket.run()
             rows = places
         else:
+            begin = self.clock.now() if self.clock else None
             result = self._run_mixed(batch, places)
             rows = list(range(len(places)))
+        if self.clock:
+            self.clock.note(batch, begin)
         tokens = self._sample(batch, result, rows)
         return self._send_back(batch, result, rows, tokens)
 
