@@ -36,6 +36,8 @@ COMMANDS = {
     "calibrate": ("harness.commands.calibrate", "how often the gate errs, measured", "pagedbench calibrate --suite smoke"),
     "ci": ("harness.commands.ci", "all that a GPU runner does for a change, and one summary", "pagedbench ci --allow-unsure"),
     "memory": ("runtime.memory", "what each way of holding keys and values wastes", "pagedbench memory --requests 500"),
+    "serve": ("runtime.serve", "a load on the Qwen3 engine, with an implementation in it", "pagedbench serve --dry"),
+    "align": ("runtime.align", "the engine's layers against Hugging Face's attention", "pagedbench align qwen3-tiny"),
     "audit": ("harness.commands.audit", "check the checker on controls, wrong on purpose", "pagedbench audit --suite quick"),
     "fuzz": ("harness.commands.fuzz", "check random cases; failures are shrunk", "pagedbench fuzz --minutes 5 --impl 'cuda.*'"),
     "doctor": ("harness.commands.doctor", "what this machine has, and why the rest is missing", "pagedbench doctor"),

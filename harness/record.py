@@ -49,6 +49,7 @@ class Record:
     power_w, energy_j               instantaneous power, and energy a launch, over a window of their own
     kernels                         name, registers, shared_bytes, spill_bytes, digest of each compiled kernel
     ledger                          what was inside the timed region and what was not
+    serving                         of a row of `serve`, whose launch_s is a whole run: tokens/s, TTFT, TPOT, ITL, steps
     """
 
     run: str
@@ -87,6 +88,7 @@ class Record:
     energy_j: float | None = None
     kernels: tuple[Mapping[str, Any], ...] = ()
     ledger: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    serving: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -157,7 +159,7 @@ _NUMBERS = {
     "format_error", "host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s", "workspace_bytes", "power_w",
     "energy_j",
 }
-_MAPPINGS = {"shape", "params", "check", "memory", "nvml"}
+_MAPPINGS = {"shape", "params", "check", "memory", "nvml", "serving"}
 #: mappings of names to texts
 _FACTS = {"unit", "toolchain"}
 

@@ -73,8 +73,11 @@ def activate(handle: int, step: StepAttention | None) -> None:
         _active[handle] = step
 
 
-def bind_caches(module: Any, key_caches: tuple[torch.Tensor, ...], value_caches: tuple[torch.Tensor, ...]) -> None:
-    """Give each layer of a model its caches. As attributes: to a compiler they are inputs, so all layers are one graph."""
+Caches = tuple[torch.Tensor | None, ...]
+
+
+def bind_caches(module: Any, key_caches: Caches, value_caches: Caches) -> None:
+    """Give each layer its caches, or none. As attributes: to a compiler they are inputs, and all layers one graph."""
     for layer, key_cache, value_cache in zip(module.model.layers, key_caches, value_caches, strict=True):
         layer.self_attn.paged_key_cache, layer.self_attn.paged_value_cache = key_cache, value_cache
 

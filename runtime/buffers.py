@@ -6,6 +6,7 @@ There are two buffers on the host. While the device may still read the one of th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,10 +81,10 @@ class StepBuffers:
         self.host = self._hosts[0]
 
     def fill(self, batch: Batch, num_rows: int) -> None:
-        """Write a step down, padded to `num_rows` rows: a padded row has no tokens in the cache and writes none."""
-        self.host = self._hosts[self.host is self._hosts[0]]
+        """Write a step down, padded to `num_rows` rows."""
+        self._turn()
         host = self.host.arrays
-        used, tokens, padding = len(batch.rows), batch.num_tokens, num_rows - len(batch.rows)
+        used, tokens = len(batch.rows), batch.num_tokens
         host["tokens"][:tokens] = batch.tokens
         host["slots"][:tokens] = batch.slots
         host["seq_lens"][:used] = batch.seq_lens
@@ -98,12 +99,35 @@ class StepBuffers:
             host["late_starts"][: used - ones + 1] = host["starts"][ones : used + 1] - host["starts"][ones]
         host["states"][:ones] = [row.state for row in batch.rows[:ones]]
         host["block_tables"][:used, : batch.block_tables.shape[1]] = batch.block_tables
-        if padding:
-            host["tokens"][tokens : tokens + padding] = host["positions"][tokens : tokens + padding] = 0
-            host["slots"][tokens : tokens + padding] = PADDING_SLOT
-            host["seq_lens"][used:num_rows] = 0
-            host["starts"][used + 1 : num_rows + 1] = tokens + np.arange(1, padding + 1)
-            host["states"][used:num_rows] = self._no_state
+        self._pad(used, num_rows, tokens)
+
+    def fill_padding(self, num_rows: int) -> None:
+        """Write down a step of which every row is padding."""
+        self._turn()
+        self._pad(0, num_rows, 0)
+
+    def fill_lengths(self, lengths: Sequence[int]) -> None:
+        """Write down sequences of these lengths, one token each, in blocks 0, 1, 2, ..., shared by all."""
+        self._turn()
+        self._pad(0, len(lengths), 0)
+        host = self.host.arrays
+        host["seq_lens"][: len(lengths)] = lengths
+        host["block_tables"][: len(lengths)] = np.arange(host["block_tables"].shape[1])
+
+    def _turn(self) -> None:
+        self.host = self._hosts[self.host is self._hosts[0]]
+
+    def _pad(self, begin: int, end: int, num_tokens: int) -> None:
+        """Rows [begin, end) of one token that is written nowhere, and sees slot 0 of block 0: some entries want to see one."""
+        if begin == end:
+            return
+        host, rows, tokens = self.host.arrays, slice(begin, end), slice(num_tokens, num_tokens + end - begin)
+        host["tokens"][tokens] = host["positions"][tokens] = 0
+        host["slots"][tokens] = PADDING_SLOT
+        host["seq_lens"][rows] = 1
+        host["block_tables"][rows, 0] = 0
+        host["starts"][begin + 1 : end + 1] = num_tokens + np.arange(1, end - begin + 1)
+        host["states"][rows] = self._no_state
 
     def fill_samples(self, places: list[int], states: list[int]) -> None:
         """Write down which query tokens are sampled from, and which states take what comes of it."""

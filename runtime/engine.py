@@ -9,6 +9,7 @@ docs/runtime.md walks through one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -21,6 +22,8 @@ import torch
 from harness.registry import Registry
 from runtime.attention import activate, bind_caches, new_handle
 from runtime.beams import Found, best_continuations
+from runtime.clock import StepClock
+from runtime.graphs import GraphBucket, why_no_replay
 from runtime.kernels import CacheShape, Kernels
 from runtime.manager import BlockManager
 from runtime.model import Model
@@ -28,7 +31,7 @@ from runtime.requests import Answer, Event, InvalidRequest, Request, Sampling
 from runtime.sampler import sample, upload
 from runtime.scheduler import Batch, Scheduler
 from runtime.settings import Settings, num_blocks
-from runtime.steps import Buckets, Result, Runner, bucket_sizes
+from runtime.steps import Bucket, Buckets, Result, Runner, bucket_sizes
 from runtime.swapping import BlockMover
 
 
@@ -66,6 +69,8 @@ class Engine:
         caches = self.kernels.empty_caches()
         self.handle = new_handle()
         bind_caches(model.module, *caches)
+        if settings.compile != "no":
+            model.compile(settings.compile)
         self.manager = BlockManager(shape.num_blocks, settings.block_size, num_host_blocks=settings.num_host_blocks)
         self.scheduler = Scheduler(
             self.manager, max_num_tokens=settings.max_num_tokens, max_num_seqs=settings.max_num_seqs,
@@ -75,13 +80,48 @@ class Engine:
         limits = {"max_num_seqs": settings.max_num_seqs, "max_num_tokens": settings.max_num_tokens}
         with torch.inference_mode():
             self.runner = Runner(model, self.kernels, self.handle, **limits)
-        self.buckets = Buckets(bucket_sizes(settings.max_num_seqs), self.runner.bucket)
+            self.why_no_graphs = self._why_no_graphs(caches[0][0], caches[1][0])
+        self.buckets = Buckets(bucket_sizes(settings.max_num_seqs), self._make_bucket)
         pinned = shape.kind == "cuda"
         self._ring = [torch.zeros(settings.max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._flying: Flight | None = None
+        self._pool: Any = None  # of memory, which graphs share
         self._ids = itertools.count()
         self.num_steps = 0
+        self.clock: StepClock | None = None  # who wants to know how long steps take sets one
         weakref.finalize(self, activate, self.handle, None)
+
+    def _why_no_graphs(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> str | None:
+        """Why decode steps are launched kernel by kernel, or None where they are replayed."""
+        if self.kernels.shape.kind != "cuda":
+            return "there is no GPU"
+        if not self.settings.graphs:
+            return "the settings say so"
+        return why_no_replay(self.kernels, self.runner.decode_buffers, key_cache, value_cache)
+
+    def _make_bucket(self, size: int) -> Bucket:
+        if self.why_no_graphs is not None:
+            return self.runner.bucket(size)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            return self.runner.bucket(size, functools.partial(GraphBucket, pool=self._pool))
+        except RuntimeError as why:  # something of the model cannot be captured; who records the engine's times is told
+            self.why_no_graphs = f"{self.model.name} in a CUDA graph: {why}"
+            return self.runner.bucket(size)
+
+    def close(self) -> None:
+        """Give the caches and graphs back; the model can then serve another engine."""
+        activate(self.handle, None)
+        nothing = (None,) * self.kernels.shape.num_layers
+        bind_caches(self.model.module, nothing, nothing)
+        for name in ("_mover", "runner", "buckets"):
+            delattr(self, name)
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Make all buckets, which takes seconds on a GPU; else each is made when it is first needed."""
+        self.buckets.make_all()
 
     # Requests
 
@@ -156,11 +196,15 @@ class Engine:
             bucket.buffers.fill(batch, bucket.size)
             bucket.buffers.upload(bucket.size)
             bucket.plan()
+            begin = self.clock.now() if self.clock else None
             result = bucket.run()
             rows = places
         else:
+            begin = self.clock.now() if self.clock else None
             result = self._run_mixed(batch, places)
             rows = list(range(len(places)))
+        if self.clock:
+            self.clock.note(batch, begin)
         tokens = self._sample(batch, result, rows)
         return self._send_back(batch, result, rows, tokens)
 

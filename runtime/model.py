@@ -117,11 +117,21 @@ class Model:
 
     def hidden(self, tokens: torch.Tensor, positions: torch.Tensor, handle: int) -> torch.Tensor:
         """Last hidden states [num_tokens, hidden_size] of packed tokens; `handle` says where their attention goes."""
+        positions = positions.clone()[None]  # a compiler looks at where in a buffer a view begins, and compiles anew
         found = self.module.model(
-            input_ids=tokens[None], position_ids=positions[None], attention_mask=None, use_cache=False, paged_handle=handle
+            input_ids=tokens[None], position_ids=positions, attention_mask=None, use_cache=False, paged_handle=handle
         )
         states: torch.Tensor = found.last_hidden_state[0]
         return states
+
+    def compile(self, what: str, backend: str = "inductor") -> None:
+        """Compile the decoder "layer", which is one graph for all of them, or the whole "model"; any number of tokens.
+
+        Nothing falls back to eager: a graph that breaks, or is compiled too often, is an error when it is first run.
+        """
+        targets = [self.module.model] if what == "model" else self.module.model.layers
+        for target in targets:
+            target.compile(fullgraph=True, dynamic=True, backend=backend)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, vocab_size] of chosen hidden states."""
@@ -132,7 +142,7 @@ class Model:
 def load(name: str, *, dtype: str = "bf16", device: str = "cpu", seed: int = 0, fuse: bool = True) -> Model:
     """Load a checkpoint's folder, or make a model of random weights from one of CONFIGS or a config.json.
 
-    fuse    whether projections of the same input become one product
+    fuse    whether projections of the same input become one product, and norms torch's own, which are one kernel
     Raises UnsupportedModel, or UsageError where transformers is missing.
     """
     library = transformers()
@@ -154,6 +164,7 @@ def load(name: str, *, dtype: str = "bf16", device: str = "cpu", seed: int = 0, 
     register(library)
     module = _make(library, config, folder if folder.is_dir() else None, dtype, device, seed)
     if fuse:
+        fuse_norms(module.model, config.rms_norm_eps)
         for layer in module.model.layers:
             fuse_projections(layer)
     return Model(name=name, module=module, dtype=dtype, device=device, eos=_eos(module))
@@ -199,12 +210,10 @@ def _make(library: ModuleType, config: Any, folder: Path | None, dtype: str, dev
     elif folder is not None:
         raise UnsupportedModel(f"--model {folder}: has no .safetensors; name its config.json for random weights")
     else:
-        generator_state = torch.get_rng_state()
-        torch.manual_seed(seed)
-        with torch.device(device):
-            module = auto.from_config(config, dtype=wanted, attn_implementation=NAME)
-        torch.set_rng_state(generator_state)
-        module = module.to(device)
+        place = torch.device(device)
+        with torch.random.fork_rng([place] if place.type == "cuda" else []), place:
+            torch.manual_seed(seed)
+            module = auto.from_config(config, dtype=wanted, attn_implementation=NAME).to(place)
     module.eval().requires_grad_(False)
     return module
 
@@ -255,3 +264,13 @@ def fuse_projections(layer: Any) -> None:
     if hasattr(mlp, "gate_proj") and hasattr(mlp, "up_proj"):  # of experts, transformers has them together already
         first = First([mlp.gate_proj, mlp.up_proj])
         mlp.gate_proj, mlp.up_proj = first, Next(first)
+
+
+def fuse_norms(model: Any, eps: float) -> None:
+    """Put torch's RMSNorm in the place of transformers', which is eight kernels; it rounds once and not twice."""
+    norms = {name: module for name, module in model.named_modules() if name.endswith("norm")}
+    for name, norm in norms.items():
+        fused = nn.RMSNorm(norm.weight.shape[0], eps=eps, device="meta")
+        fused.weight = norm.weight
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, fused.eval())

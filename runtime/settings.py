@@ -10,6 +10,7 @@ from harness.names import UsageError
 from harness.ops.dtypes import ITEMSIZE
 from runtime.model import Model
 
+COMPILE = ("no", "layer", "model")
 CPU_CACHE_BYTES = 1 << 30  # of a cache whose size nobody has said, where there is no GPU's memory to take a share of
 
 
@@ -26,6 +27,7 @@ class Settings:
     impl, prefill      rows of the registry, "cuda.split_kv[NHD]"; None is the best for the model
     preempt_by         "recompute" or "swap"
     graphs             whether decode steps are replayed as CUDA graphs; on a CPU they never are
+    compile            "no", "layer": torch.compile of the layer that all share, or "model": of the model in one graph
     """
 
     block_size: int = 16
@@ -39,6 +41,7 @@ class Settings:
     prefill: str | None = None
     preempt_by: str = "recompute"
     graphs: bool = True
+    compile: str = "no"
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_seqs", "max_num_tokens"):
@@ -50,6 +53,7 @@ class Settings:
         _require(type(host) is int and host >= 0, "num_host_blocks", "at least 0", host)
         _require(0 < self.memory_share <= 1, "memory_share", "above 0 and at most 1", self.memory_share)
         _require(self.preempt_by in ("recompute", "swap"), "preempt_by", '"recompute" or "swap"', self.preempt_by)
+        _require(self.compile in COMPILE, "compile", f"one of {', '.join(COMPILE)}", self.compile)
         _require(self.max_num_tokens >= self.max_num_seqs, "max_num_tokens", "at least max_num_seqs", self.max_num_tokens)
 
 

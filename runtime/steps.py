@@ -87,12 +87,12 @@ class Runner:
         self.last_tokens[arrays.sampled_states[:num_samples]] = best
         return Result(logits=logits, best=best)
 
-    def bucket(self, size: int) -> Bucket:
-        """A decode step of `size` rows, launched one by one."""
+    def bucket(self, size: int, make: Callable[..., Bucket] | None = None) -> Bucket:
+        """A decode step of `size` rows, of the kind that `make` makes: one that is launched kernel by kernel if not said."""
         prepared = self._kernels.attention(self._kernels.decode, num_seqs=size, num_tokens=size, q_len=1)
         part = Part(prepared=prepared, begin=0, end=size)
         attention = StepAttention(self._kernels.cache_write(size), [part], self._lse)
-        return Bucket(size, attention, self.decode_buffers, self._handle, lambda: self._decode(size))
+        return (make or Bucket)(size, attention, self.decode_buffers, self._handle, lambda: self._decode(size))
 
     def _decode(self, size: int) -> Result:
         """All of a decode step, from tokens to tokens: what a graph holds."""

@@ -20,6 +20,14 @@ MAY_IMPORT = {
     "harness": (),
     "runtime": ("harness.registry", "harness.ops", "harness.names"),
 }
+#: Commands of the runtime, and what they measure with: they write records as others do.
+DOORS = {
+    "runtime/serve.py": ("harness.device", "harness.record", "harness.store", "harness.words"),
+    "runtime/measuring.py": ("harness.device", "harness.interval", "harness.nvml"),
+    "runtime/generate_batch.py": ("harness.device", "harness.interval"),
+    "runtime/serve_table.py": ("harness.record",),
+    "runtime/align.py": ("harness.device",),
+}
 #: impls/__init__.py holds the table; a folder of impls knows its own pages and the table's, no other folder's.
 IMPL_FOLDERS = ("cuda", "triton", "peers", "controls")
 #: The block pool must live in any engine.
@@ -50,7 +58,7 @@ def strangers(page: str, source: str) -> set[str]:
     """The modules of the house that a page imports and may not."""
     room = page.split("/")[0]
     of_house = {module for module in imports(source) if module.split(".")[0] in ROOMS}
-    allowed = (*MAY_IMPORT[room], room)
+    allowed = (*MAY_IMPORT[room], *DOORS.get(page, ()), room)
     # `from harness import names` names the package as well as the page; the page decides.
     parents = {package.rpartition(".")[0] for package in allowed} - {""}
     return {module for module in of_house - parents if not any(within(module, package) for package in allowed)}

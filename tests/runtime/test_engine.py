@@ -10,6 +10,7 @@ import torch
 
 from harness.names import UsageError
 from harness.registry import Unsupported
+from runtime import graphs
 from runtime.model import CONFIGS, UnsupportedModel, load
 from runtime.requests import InvalidRequest, Sampling
 from runtime.steps import bucket_sizes
@@ -249,3 +250,63 @@ def test_buckets_hold_every_batch_with_little_padding(most):
 
     assert sizes[-1] == most
     assert all(after <= max(before * 1.51, before + 64) or before < 16 for before, after in itertools.pairwise(sizes))
+
+
+# Graphs
+
+
+class Replayed:
+    """In the place of a CUDA graph: launches again, into the tensors of the capture."""
+
+    def __init__(self, run):
+        self._run, self.result, self.count = run, run(), 0
+
+    def replay(self):
+        self.count += 1
+        again = self._run()
+        self.result.logits.copy_(again.logits)
+        self.result.best.copy_(again.best)
+
+
+def test_graphs_of_buckets_are_captured_once_and_replayed(monkeypatch):
+    """Padding is captured, which writes nowhere; what is replayed follows the buffers."""
+    made = []
+
+    def capture(run, pool=None):
+        made.append(Replayed(run))
+        return made[-1], made[-1].result
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(Watched, "_why_no_graphs", lambda self, *caches: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    texts = prompts(5)
+    engine = Watched(model())
+    engine.warm_up()
+    found = tokens_of(engine, Sampling(max_tokens=NEW, ignore_eos=True), texts)
+
+    assert [list(each[0]) for each in found] == [greedy(tuple(text)).tokens for text in texts]
+    assert len(made) == len(engine.buckets.sizes)
+    assert sum(graph.count for graph in made) > NEW - 10
+
+
+def frozen(run, pool=None):
+    """A capture that replays what it saw, and not what the buffers say."""
+    result = run()
+    kept = result.logits.clone()
+    graph = Replayed(lambda: result)
+    graph.replay = lambda: result.logits.copy_(kept)
+    return graph, result
+
+
+@torch.inference_mode()
+def test_an_entry_whose_launches_cannot_be_replayed_is_found_out(monkeypatch):
+    """Its steps are launched one by one, and the engine says why; the trial leaves zeros in the caches."""
+    engine = Watched(model())
+    arguments = (engine.kernels, engine.runner.decode_buffers, *(caches[0] for caches in engine._mover._caches))
+    monkeypatch.setattr(graphs, "capture", lambda run, pool=None: (Replayed(run), run()))
+    assert graphs.why_no_replay(*arguments) is None
+    monkeypatch.setattr(graphs, "capture", frozen)
+    assert "a replay does not follow lengths that have changed" in graphs.why_no_replay(*arguments)
+    monkeypatch.setattr(graphs, "capture", lambda run, pool=None: 1 / 0)
+    assert "ZeroDivisionError" in graphs.why_no_replay(*arguments)
+    assert not any(cache.any() for caches in engine._mover._caches for cache in caches)

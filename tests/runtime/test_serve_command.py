@@ -1,0 +1,216 @@
+"""`pagedbench serve` and `pagedbench align`, from their words to their records; and what their numbers are made of."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import pytest
+import torch
+
+from harness.names import UsageError
+from harness.store import load as load_records
+from runtime import align, measuring
+from runtime import serve as door
+from runtime.attention import StepAttention
+from runtime.clock import StepClock, Timed
+from runtime.floor import Costs, Rates, floor_s
+from runtime.loads import ServeCase, prompts_of
+from runtime.serving import Served, serve
+from runtime.traces import Trace
+from tests.runtime.served import Watched, model, needs_transformers
+
+
+def run(command, *words):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.main(parser.parse_args(words))
+
+
+def dry(tmp_path, *words):
+    code = run(door, "--dry", "--device", "cpu", "--out", str(tmp_path), *words)
+    records, problems = load_records(next(tmp_path.iterdir()))
+    assert problems == []
+    return code, records
+
+
+@needs_transformers
+def test_a_dry_run_serves_and_records(tmp_path, capsys):
+    """Two implementations and one that cannot run here; a row each, and the same case for all."""
+    code, records = dry(tmp_path, "--impl", "torch.gather[NHD],torch.blocked[HND]", "--impl", "cuda.per_token[HND]")
+    good, blocked, missing = records
+    out = capsys.readouterr().out
+
+    assert code == 0
+    assert [record.row for record in records] == ["torch.gather[NHD]", "torch.blocked[HND]", "cuda.per_token[HND]"]
+    assert len({record.case_digest for record in records}) == 1
+    assert (missing.status, "runs on cuda only" in missing.reason) == ("unsupported", True)
+    assert blocked.status == "ok"
+    serving = good.serving
+    assert (serving["num_requests"], serving["num_output_tokens"]) == (6, 48)
+    assert len(good.launch_s.samples) == 2
+    assert serving["output_tokens_per_s"] == pytest.approx(48 / min(good.launch_s.samples), rel=1)
+    assert serving["ttft_s"]["p50"] <= serving["ttft_s"]["p99"] < good.launch_s.median
+    assert 0 < good.ceiling_share < 1
+    assert serving["decode_over_floor"] > 1
+    assert 0 < serving["utilisation"] <= 1
+    assert good.params["prefill"] == "torch.gather[NHD]"
+    assert "torch.gather[NHD]" in out
+    assert "unsupported: " in out
+
+
+@needs_transformers
+def test_a_sweep_is_a_case_for_each_size(tmp_path):
+    """Each a row of its own; what is said is not made smaller by --dry."""
+    _, records = dry(tmp_path, "--block-size", "4,8", "--num-blocks", "20", "--requests", "3")
+
+    assert [record.shape["block_size"] for record in records] == [4, 8]
+    assert [record.serving["num_requests"] for record in records] == [3, 3]
+    assert len({record.case_digest for record in records}) == 2
+
+
+@needs_transformers
+def test_an_engine_that_fails_is_a_row_that_failed(tmp_path, monkeypatch):
+    """With its reason; the exit code is 1, and the next row is served."""
+    launch = StepAttention.launch
+
+    def fails(self, *tensors):
+        if "blocked" in type(self._parts[0].prepared).__module__:
+            raise RuntimeError("a kernel died")
+        return launch(self, *tensors)
+
+    monkeypatch.setattr(StepAttention, "launch", fails)
+    code, (bad, good) = dry(tmp_path, "--impl", "torch.blocked[HND],torch.gather[HND]")
+
+    assert code == 1
+    assert (bad.status, "a kernel died" in bad.reason, good.status) == ("failed", True, "ok")
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--prompt", "x"), "must be tokens, 512, or a span"),
+        (("--output", "9-3"), "must be tokens, 512, or a span"),
+        (("--trace", "nowhere.csv"), "none of sharegpt, azure_chat, azure_code, and no file"),
+        (("--block-size", "16,,8"), "--block-size must be whole numbers"),
+        (("--concurrency", "0"), "--concurrency must be whole numbers"),
+        (("--requests", "0"), "requests must be a whole number of at least 1"),
+        (("--repeats", "0"), "--repeats must be at least 1"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_refused(words, rule, tmp_path):
+    """Before a model is loaded."""
+    with pytest.raises(UsageError, match=rule):
+        run(door, "--device", "cpu", "--out", str(tmp_path), *words)
+
+
+def test_lengths_come_from_words_traces_and_files(tmp_path):
+    """The same for equal seeds; a file's digest is part of the case's."""
+    path = tmp_path / "mine.csv"
+    path.write_text("arrival,prompt,output\n0,5,2\n1.5,7,3\n")
+    fields = {"name": "serve.x", "model": "qwen3-tiny", "requests": 4}
+    fixed = ServeCase(**fields, prompt="5", output="2").load()
+    one, two = (ServeCase(**fields, prompt="5-90", output="2", seed=3).load() for _ in range(2))
+    mine = ServeCase(**fields, trace=str(path), trace_digest="a")
+    other = ServeCase(**fields, trace=str(path), trace_digest="b")
+
+    assert (fixed.prompt.tolist(), fixed.output.tolist()) == ([5] * 4, [2] * 4)
+    assert one.prompt.tolist() == two.prompt.tolist()
+    assert (one.prompt.min() >= 5, one.prompt.max() <= 90, len(set(one.prompt.tolist())) > 1) == (True, True, True)
+    assert mine.load().arrival.tolist() == [0, 1.5]
+    assert mine.digest != other.digest
+    assert len(ServeCase(**fields, trace="sharegpt").load()) == 4
+
+
+def test_prompts_share_nothing():
+    """Nor with those of another seed: no first token stands twice."""
+    trace = Trace(name="t", prompt=np.full(40, 9), output=np.ones(40, np.int64))
+    prompts = prompts_of(trace, 512, 0)
+
+    assert len({prompt[0] for prompt in prompts}) == 40
+    assert not np.array_equal(prompts[0], prompts_of(trace, 512, 1)[0])
+
+
+def test_times_are_those_of_tokens():
+    """TTFT, TPOT and ITL of two requests, by hand."""
+    served = Served(submitted={"a": 0.0, "b": 1.0}, tokens_at={"a": [0.5, 0.7, 1.1], "b": [3.0]})
+
+    assert served.first_token_s().tolist() == [0.5, 2.0]
+    assert served.per_token_s().tolist() == pytest.approx([0.3])
+    assert served.between_tokens_s().tolist() == pytest.approx([0.2, 0.4])
+    assert (served.elapsed_s, served.num_tokens) == (3.0, 4)
+    assert measuring.percentiles(np.zeros(0)) is None
+
+
+@needs_transformers
+def test_requests_come_when_they_arrive():
+    """A request is not served before its time, and its TTFT counts from then on."""
+    trace = Trace(name="t", prompt=np.array([5, 5]), output=np.array([3, 3]), arrival=np.array([0.0, 0.3]))
+    served = serve(Watched(model()), trace, prompts_of(trace, 512, 0))
+
+    assert served.tokens_at["load-0"][-1] < 0.3 < served.tokens_at["load-1"][0]
+    assert (served.first_token_s() < 0.3).all()
+
+
+def timed(is_decode, num_rows, num_tokens, kv_tokens, begin, end, keys=0):
+    num_ones = num_rows if is_decode else 0
+    return Timed(is_decode=is_decode, num_rows=num_rows, num_ones=num_ones, num_tokens=num_tokens, kv_tokens=kv_tokens,
+                 keys=keys, begin=begin, end=end)  # fmt: skip
+
+
+def test_the_floor_is_work_over_rate():
+    """A step of prompts computes, a decode step reads weights and cache once; by hand."""
+    costs = Costs(token_flops=10.0, key_flops=2.0, token_bytes=4, dense_bytes=100, expert_bytes=80, expert_share=0.5)
+    rates = Rates(flops=5.0, bytes=20.0)
+    prompts, decode = timed(False, 2, 30, 0, 0, 0, keys=40), timed(True, 2, 2, 25, 0, 0)
+
+    assert costs.step_s(prompts, rates) == pytest.approx((30 * 10 + 40 * 2) / 5)
+    assert costs.step_s(decode, rates) == pytest.approx((25 * 4 + 100 + 80 * 0.75) / 20)
+    assert floor_s([prompts, decode], costs, rates) == pytest.approx(76 + 13)
+
+
+@needs_transformers
+def test_costs_are_those_of_the_model():
+    """Products of all weights but the embedding, which is looked up; experts by the share that a token reads."""
+    dense, moe = model(), model("qwen3-moe-tiny")
+    parameters = dense.num_parameters - 512 * 64
+    costs, mixed = Costs.of(dense), Costs.of(moe)
+
+    assert costs.dense_bytes == 4 * parameters
+    assert costs.token_flops == 2 * (parameters - 512 * 64)
+    assert costs.token_bytes == 2 * 3 * 2 * 16 * 4
+    assert (mixed.expert_share, mixed.expert_bytes) == (0.25, 4 * 3 * 8 * 3 * 64 * 32)
+
+
+def test_gaps_are_between_decode_steps_of_a_size():
+    """End to end, less the model itself; steps after a prompt's, or of another size, are left out."""
+    clock = StepClock("cpu")
+    clock.steps = [timed(False, 2, 9, 0, 0.0, 1.0), timed(True, 2, 2, 9, 1.5, 2.0), timed(True, 2, 2, 9, 2.1, 3.0),
+                   timed(True, 1, 1, 9, 3.2, 4.0)]  # fmt: skip
+    steps, whole, gaps = clock.decode_steps()
+
+    assert steps == [clock.steps[2]]
+    assert (whole.tolist(), gaps.tolist()) == ([1.0], pytest.approx([0.1]))
+
+
+# align
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["qwen3-tiny", "qwen3-moe-tiny"])
+def test_align_tells_every_layer(name, capsys):
+    """Two lines a layer, errors of rounding, and the exit code is good."""
+    code = run(align, name, "--device", "cpu", "--tokens", "50", "--chunk", "17")
+    out = capsys.readouterr().out
+
+    assert code == 0
+    assert all(f"| {what} {layer} " in out for what in ("attention", "layer") for layer in range(3))
+
+
+@needs_transformers
+def test_align_sees_wrong_attention(monkeypatch, capsys):
+    """Attention that is a fraction of what it should be: exit code 1."""
+    launch = StepAttention.launch
+    monkeypatch.setattr(StepAttention, "launch", lambda *args: torch.mul(launch(*args), 0.99))
+
+    assert run(align, "qwen3-tiny", "--device", "cpu", "--tokens", "20") == 1
