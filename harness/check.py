@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ from harness.truth import TO_FP8, AttentionTruth
 
 #: what may be erred, in units of the baseline
 L2_FACTOR = 1.0
-MAX_FACTOR = 5.0  # of millions of elements one lies five deviations out
+MAX_FACTOR = 5.0  # deviations, of an element among MAX_COUNT at most
+MAX_COUNT = 1 << 17
 LSE_FACTOR = 4.0
 #: what an entry may declare to round to the case's dtype where a careful kernel keeps float32 (`Impl.quantises`):
 #: each p * v, the parts of a split row, the probabilities before their sum
@@ -145,7 +147,7 @@ def _numerical(
     wide = out.double()
     error = (wide - truth.out).abs()
     last = (1 + more) * info.eps / 2 * truth.out.abs().clamp(min=info.smallest_normal)
-    allowed = MAX_FACTOR * (1 + more) ** 0.5 * truth.baseline_max + last
+    allowed = max_factor(out.numel()) * (1 + more) ** 0.5 * truth.baseline_max + last
     l2, l2_allowed = error.norm(dim=-1), L2_FACTOR * (1 + more / 2) ** 0.5 * truth.baseline_l2
     tests = [
         _tolerance("max", "outputs are outside tolerance", out, truth.out, error, allowed),
@@ -156,6 +158,15 @@ def _numerical(
         allowed = LSE_FACTOR * (truth.baseline_lse + (truth.baseline_normaliser if "normaliser" in quantises else 0.0))
         tests.append(_tolerance("lse", "LSE are outside tolerance", lse, truth.lse, error, allowed))
     return tests
+
+
+def max_factor(count: int) -> float:
+    """Deviations that any of `count` elements exceeds by chance as rarely as one of MAX_COUNT exceeds MAX_FACTOR.
+
+    Eight million are 5.7 deviations: a chunked prefill has so many outputs, and in one of them right kernels reach 5.2.
+    """
+    normal = statistics.NormalDist()
+    return -normal.inv_cdf(normal.cdf(-MAX_FACTOR) * MAX_COUNT / max(count, MAX_COUNT))
 
 
 def _tolerance(name: str, rule: str, *shown: torch.Tensor) -> _Test:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 import torch
 
-from harness.check import fill_unwritten, judge_attention, judge_exact
+from harness.check import MAX_COUNT, fill_unwritten, judge_attention, judge_exact, max_factor
 from tests.harness.emulated import DTYPES, RIGHT, ROUNDED, WRONG, judge, make_problem, online, split
 
 
@@ -197,3 +198,12 @@ def test_copies_are_judged_by_their_bits():
         assert (verdict.num_rows, verdict.num_failed) == (24, 1)
 
     assert judge_exact(want[:2], want, "key_cache").reason.startswith("key_cache must be [3, 2, 4, 8] torch.float16 (got [2")
+
+
+@pytest.mark.parametrize(("count", "factor"), [(1, 5.0), (MAX_COUNT, 5.0), (1 << 20, 5.387), (1 << 23, 5.749)])
+def test_more_outputs_may_hold_one_that_lies_further_out(count, factor):
+    """The chance that any output of a right kernel lies outside is the same for every number of them."""
+    normal = NormalDist()
+
+    assert max_factor(count) == pytest.approx(factor, abs=1e-3)
+    assert normal.cdf(-max_factor(count)) * max(count, MAX_COUNT) == pytest.approx(normal.cdf(-5.0) * MAX_COUNT)
