@@ -138,7 +138,9 @@ def test_nothing_but_zero_and_minus_infinity_for_no_keys(spoil, reason):
     whole = problem.truth()
     lse, baseline_l2, baseline_max = whole.lse.clone(), whole.baseline_l2.clone(), whole.baseline_max.clone()
     lse[1], baseline_l2[1], baseline_max[1], whole.out[1] = -math.inf, 0, 0, 0
-    truth = replace(whole, lse=lse, baseline_l2=baseline_l2, baseline_max=baseline_max)
+    num_visible = whole.num_visible.clone()
+    num_visible[1] = 0
+    truth = replace(whole, lse=lse, baseline_l2=baseline_l2, baseline_max=baseline_max, num_visible=num_visible)
     out, lse = truth.out.to(torch.bfloat16), truth.lse.float()
     assert judge_attention(out, lse, truth).passed
     spoil(out, lse)
