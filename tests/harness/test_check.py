@@ -176,7 +176,8 @@ def test_a_token_of_several_is_named():
 def test_an_empty_batch_passes():
     """Nothing to judge is not wrong."""
     truth = make_problem(5).truth()
-    none = {name: getattr(truth, name)[:0] for name in ("out", "lse", "baseline_l2", "baseline_max", "baseline_lse")}
+    names = ("out", "lse", "baseline_l2", "baseline_max", "baseline_lse", "num_visible")
+    none = {name: getattr(truth, name)[:0] for name in names}
     truth = replace(truth, **none, baseline_normaliser=truth.baseline_normaliser[:0], query_start_loc=(0,))
 
     verdict = judge_attention(truth.out.to(torch.bfloat16), truth.lse.float(), truth)
