@@ -95,7 +95,7 @@ def test_the_sweep_is_measured_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = [dataclasses.replace(CASE, name=f"ceiling.{name}.4kb.8mb", seq_lens=(64,) * 16) for name in ("hnd", "nhd")]
     monkeypatch.setattr("harness.commands.selection.suite", lambda name: small)
-    arguments = ["ceiling", "--device", "cpu"]
+    arguments = ["ceiling", "--device", "cpu", "--in-process"]
 
     assert cli.main(arguments) == 0
     first = capsys.readouterr().out
