@@ -67,8 +67,8 @@ def _serve(asked: dict[str, Any], tell: Tell) -> None:
     tree = Path(asked["tree"])
     registry = registry_of(tree, asked["impl_files"])
     session = _ArmSession(Options(**asked["options"]), registry, asked["device"], asked["run"], tell)
-    version = revision(tree.resolve())
-    tell(hello={**session.facts(), "revision": version})
+    version, impls = revision(tree.resolve()), [impl.name for impl in registry if impl.role == "implementation"]
+    tell(hello={**session.facts(), "revision": version, "impls": impls})
     for line in sys.stdin:
         work = json.loads(line)
         case = case_from_json(work["case"])

@@ -72,7 +72,8 @@ def chunk_bytes(shape: Mapping[str, Any]) -> int:
 
     0 of a shape that is not attention's.
     """
-    sizes = [shape.get(name) for name in ("block_size", "num_kv_heads", "head_dim")] + [ITEMSIZE.get(str(shape.get("dtype")))]
+    sizes = [shape.get(name) for name in ("block_size", "num_kv_heads", "head_dim")]
+    sizes.append(ITEMSIZE.get(str(shape.get("kv_dtype") or shape.get("dtype"))))
     return math.prod(size if isinstance(size, int) else 0 for size in sizes)
 
 

@@ -27,7 +27,7 @@ from harness.match import Pair
 from harness.names import UsageError, above_0, count_of, path_of, split_names
 from harness.options import Options
 from harness.record import Record
-from harness.registry import Entry, Registry
+from harness.registry import Entry, Registry, matches
 from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE
 from harness.store import new_run
@@ -66,16 +66,16 @@ def main(arguments: argparse.Namespace) -> int:
         raise UsageError("--rounds and --visits must give two pairs at least")
     registry = registry_of(arguments)
     if arguments.reference is None:
-        matches, names = _two_implementations(arguments, registry), split_names("--impl", arguments.impl)
+        found, names = _two_implementations(arguments, registry), split_names("--impl", arguments.impl)
         same = Side(impl_files=arguments.impl_file)
-        return _duel(arguments, matches, (same, same), names)
+        return _duel(arguments, found, (same, same), names)
     _, cases = cases_of(arguments)
     rows = rows_of(cases, entries_of(arguments, registry))
-    matches = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
+    found = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
     # Who brings kernels of their own compares revisions of their own repository.
     root = (root_of(Path.cwd()) or HOUSE) if arguments.impl_file else HOUSE
     with worktree(arguments.reference, root) as tree:
-        return _duel(arguments, matches, sides_of(tree, root, arguments.impl_file), [arguments.reference, "this checkout"])
+        return _duel(arguments, found, sides_of(tree, root, arguments.impl_file), [arguments.reference, "this checkout"])
 
 
 def _two_implementations(arguments: argparse.Namespace, registry: Registry) -> list[Match]:
@@ -85,10 +85,10 @@ def _two_implementations(arguments: argparse.Namespace, registry: Registry) -> l
         raise UsageError(f"without REF, --impl must name the two implementations, as in --impl a,b (got {len(names)})")
     old, new = (_the_one(name, registry) for name in names)
     _, cases = cases_of(arguments)
-    matches = [Match(case=case, entries=(old, new)) for case in cases if case.op == old.impl.op == new.impl.op]
-    if not matches:
+    found = [Match(case=case, entries=(old, new)) for case in cases if case.op == old.impl.op == new.impl.op]
+    if not found:
         raise UsageError(f"no chosen case is of the operator of both {old} ({old.impl.op}) and {new} ({new.impl.op})")
-    return matches
+    return found
 
 
 def _the_one(name: str, registry: Registry) -> Entry:
@@ -106,30 +106,39 @@ def setup_of(arguments: argparse.Namespace, run: str, sides: tuple[Side, Side]) 
     return Setup(sides=sides, device=arguments.device, options=options, run=run, stall_s=arguments.stall)
 
 
-def _duel(arguments: argparse.Namespace, matches: Sequence[Match], sides: tuple[Side, Side], names: Sequence[str]) -> int:
+def _duel(arguments: argparse.Namespace, rows: Sequence[Match], sides: tuple[Side, Side], names: Sequence[str]) -> int:
     """Run both arms, keep the records of each, and tell what came of it."""
     folder = new_run(arguments.runs_dir)
-    rounds: dict[int, list[Pairs]] = {number: [] for number in range(len(matches))}
+    rounds: dict[int, list[Pairs]] = {number: [] for number in range(len(rows))}
 
     def play(duel: Duel, _: int, numbers: Numbers) -> None:
         for number, pairs in duel.alternate(numbers, arguments.visits).items():
             rounds[number].append(pairs)
 
-    with Progress(arguments.rounds * len({match.case.name for match in matches}), quiet=arguments.json) as progress:
+    with Progress(arguments.rounds * len({match.case.name for match in rows}), quiet=arguments.json) as progress:
 
         def say(doing: str) -> None:
             progress.say(doing)
             progress.step()
 
-        duel = Duel(setup_of(arguments, folder.name, sides), matches, say)
+        duel = Duel(setup_of(arguments, folder.name, sides), rows, say)
         duel.run(arguments.rounds, play)
     pairs = []
-    for number in range(len(matches)):
+    for number in range(len(rows)):
         old, new = merged(duel, number, rounds[number])
         pairs.append(Pair(old=old, new=new))
     _keep(folder, pairs)
     comparison = _judge(arguments, pairs, rounds, names)
+    if gone := _gone(duel, split_names("--impl", arguments.impl)):
+        comparison = dataclasses.replace(comparison, notes=[*comparison.notes, f"Gone in {names[1]}: {', '.join(gone)}."])
     return tell(comparison, arguments, folder)
+
+
+def _gone(duel: Duel, globs: Sequence[str]) -> list[str]:
+    """Implementations, of those chosen, that the old side has and the new one has not: no row of theirs was measured."""
+    old, new = (facts["impls"] for facts in duel.facts)
+    chosen = [glob.partition("[")[0] for glob in globs] or ["*"]
+    return [name for name in old if name not in new and any(matches(name, glob) for glob in chosen)]
 
 
 def _judge(

@@ -280,6 +280,8 @@ from harness.registry import Impl
 IMPLS = (
     Impl(name="torch.block_copy", op="block_copy", prepare="impls.slow:prepare"),
     Impl(name="torch.gather", op="attention", prepare="impls.slow:broken"),
+    Impl(name="torch.block_gone", op="block_copy", prepare="impls.slow:prepare"),
+    Impl(name="numpy.gone", op="block_copy", prepare="impls.slow:prepare"),
 )
 """
 SLOW = """
@@ -312,7 +314,7 @@ def other_tree(tmp_path):
 
 def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys):
     """A launch of some 0.1 ms here takes 4 ms more there: FASTER by far, though one harness measures both."""
-    words = ["ab", str(other_tree), "--impl", "torch.block_copy[HND],torch.gather[HND],numpy.dense[HND]", "--rounds", "1",
+    words = ["ab", str(other_tree), "--impl", "torch.block_*[HND],torch.gather[HND],numpy.dense[HND]", "--rounds", "1",
              "--case", "edges.length_1,edges.copy_one", "--device", "cpu", "--visits", "5",
              "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
     assert main([*words, "--json"]) == 0
@@ -329,6 +331,7 @@ def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys)
     assert len(old.launch_s.samples) == len(new.launch_s.samples) == 5
     assert old.toolchain["revision"] == "unknown"  # a folder without history
     assert (folder / "summary.md").read_text().startswith("### 2 NEW, 1 FASTER")
+    assert "Gone in this checkout: torch.block_gone." in data["notes"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import operator
 import pytest
 
 from harness import cli
-from harness.ceilings import estimate, fastest_readers, hold_against, load_ceilings, save_ceilings
+from harness.ceilings import chunk_bytes, estimate, fastest_readers, hold_against, load_ceilings, save_ceilings
 from harness.ops.attention import AttentionCase
 from harness.record import Record, Samples
 
@@ -65,6 +65,16 @@ def test_a_ceiling_is_estimated_from_the_nearest_chunk(traffic_bytes, block_size
     assert (found and found[0]) == seconds
 
 
+def test_a_chunk_is_of_what_lies_in_the_cache():
+    """Of a quantised cache its own elements; a shape of another operator, or one that somebody wrote, has none."""
+    shape = CASE.to_json()
+
+    assert chunk_bytes(shape) == 16 * 128 * 2
+    assert chunk_bytes({**shape, "kv_dtype": "e4m3"}) == 16 * 128
+    for odd in ({}, {**shape, "dtype": "f17"}, {**shape, "block_size": "16"}, {**shape, "dtype": ["bf16"]}):
+        assert chunk_bytes(odd) == 0
+
+
 def test_a_row_without_a_ceiling_is_held_against_what_is_known():
     """It says so; a row that has one of its own, or is of another operator, or has no time, stays as it is."""
     row = dataclasses.replace(SWEEP[0], role="implementation", impl="cuda.new", traffic_bytes=2000)
@@ -85,7 +95,7 @@ def test_the_sweep_is_measured_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = [dataclasses.replace(CASE, name=f"ceiling.{name}.4kb.8mb", seq_lens=(64,) * 16) for name in ("hnd", "nhd")]
     monkeypatch.setattr("harness.commands.selection.suite", lambda name: small)
-    arguments = ["ceiling", "--device", "cpu"]
+    arguments = ["ceiling", "--device", "cpu", "--in-process"]
 
     assert cli.main(arguments) == 0
     first = capsys.readouterr().out
