@@ -1,5 +1,6 @@
-"""Where keys and values live: a block manager that shares and evicts, and the contiguous caches that it replaces."""
+"""Where keys and values live, and the engine that serves from there: blocks, sequences, steps of a Qwen3 model."""
 
+import importlib
 from typing import Any
 
 from runtime.errors import (
@@ -19,6 +20,7 @@ from runtime.sequences import SequenceState
 __all__ = [
     "BlockManager",
     "BrokenInvariant",
+    "Engine",
     "ForeignBlock",
     "InvalidId",
     "InvalidLength",
@@ -26,17 +28,28 @@ __all__ = [
     "MemoryPlaneError",
     "OutOfBlocks",
     "PagedAttention",
+    "Sampling",
     "SequenceExists",
     "SequenceState",
+    "Settings",
     "TokenMismatch",
     "UnknownSequence",
+    "load",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`PagedAttention` on first use: it brings the registry with it, and the block manager needs none."""
-    if name == "PagedAttention":
-        from runtime.paged_attention import PagedAttention
+#: what loads on first use: it brings the registry with it, or torch, and the block manager needs neither
+_LATE = {
+    "Engine": "runtime.engine",
+    "PagedAttention": "runtime.paged_attention",
+    "Sampling": "runtime.requests",
+    "Settings": "runtime.settings",
+    "load": "runtime.model",
+}
 
-        return PagedAttention
+
+def __getattr__(name: str) -> Any:
+    """Load one of `_LATE`."""
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,7 +81,8 @@ class Engine:
         with torch.inference_mode():
             self.runner = Runner(model, self.kernels, self.handle, **limits)
             self.why_no_graphs = self._why_no_graphs(caches[0][0], caches[1][0])
-        self.buckets = Buckets(bucket_sizes(settings.max_num_seqs), self._make_bucket)
+        least = 1 if settings.compile == "no" else 2  # to a compiler a single token is another graph
+        self.buckets = Buckets(bucket_sizes(settings.max_num_seqs, least), self._make_bucket)
         pinned = shape.kind == "cuda"
         self._ring = [torch.zeros(settings.max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._flying: Flight | None = None

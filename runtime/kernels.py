@@ -27,7 +27,7 @@ from harness.registry import Entry, Impl, Prepared, Registry, Unsupported, defau
 PREFERRED = {
     ("decode", "cuda"): ("cuda.tensor_core[HND]", "cuda.split_kv[HND]", "triton.split_kv[HND]", "torch.gather[HND]"),
     ("decode", "cpu"): ("torch.gather[HND]",),
-    ("prefill", "cuda"): ("triton.split_kv", "torch.gather", "cuda.split_kv", "cuda.per_token"),
+    ("prefill", "cuda"): ("cuda.prefill", "triton.split_kv", "torch.gather", "cuda.per_token"),
     ("prefill", "cpu"): ("torch.gather", "torch.blocked"),
     ("cache_write", "cuda"): ("cuda.cache_write", "torch.cache_write"),
     ("cache_write", "cpu"): ("torch.cache_write",),

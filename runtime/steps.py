@@ -19,10 +19,10 @@ from runtime.kernels import Kernels
 from runtime.model import Model
 
 
-def bucket_sizes(max_num_seqs: int) -> list[int]:
-    """Numbers of rows that decode steps are padded to: powers of two, then ever coarser steps."""
+def bucket_sizes(max_num_seqs: int, least: int = 1) -> list[int]:
+    """Numbers of rows that decode steps are padded to: powers of two from `least` on, then ever coarser steps."""
     sizes = {1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 32), *range(320, 4097, 64)}
-    return sorted({size for size in sizes if size < max_num_seqs} | {max_num_seqs})
+    return sorted({size for size in sizes if least <= size < max_num_seqs} | {max_num_seqs})
 
 
 @dataclass(frozen=True, kw_only=True)

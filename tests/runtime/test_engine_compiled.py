@@ -5,21 +5,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.model import First, load
+from runtime.model import First, Model, load
 from runtime.requests import Sampling
 from tests.runtime.served import NEW, Watched, faults, greedy, needs_transformers, prompts
 
 pytestmark = needs_transformers
 
 
-def serve_compiled(what):
+@pytest.fixture
+def serve_compiled(monkeypatch):
     """Serve four prompts on a compiled model; the backend of torch's own tests counts what it is given."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()
-    model, counter = load("qwen3-tiny", dtype="f32"), CompileCounterWithBackend("eager")
-    model.compile(what, counter)
-    engine, texts = Watched(model), prompts(4)
+    counter, compiled = CompileCounterWithBackend("eager"), Model.compile
+    monkeypatch.setattr(Model, "compile", lambda self, what: compiled(self, what, counter))
+    return lambda what: served(Watched(load("qwen3-tiny", dtype="f32"), compile=what), counter)
+
+
+def served(engine, counter):
+    """How many graphs it took, and which requests are wrong."""
+    texts = prompts(4)
     for index, text in enumerate(texts):
         engine.submit(text, Sampling(max_tokens=NEW, ignore_eos=True), f"r{index}")
     tokens = engine.finish()
@@ -27,12 +33,12 @@ def serve_compiled(what):
 
 
 @pytest.mark.parametrize("what", ["layer", "model"])
-def test_a_compiled_model_is_two_graphs(what):
-    """One for a single token, one for any other number; the three layers are one. Prompts, chunks, buckets: all in these."""
-    assert serve_compiled(what) == (2, [])
+def test_a_compiled_model_is_one_graph(serve_compiled, what):
+    """Three layers, prompts in chunks, and buckets of any size."""
+    assert serve_compiled(what) == (1, [])
 
 
-def test_a_graph_that_breaks_is_an_error(monkeypatch):
+def test_a_graph_that_breaks_is_an_error(serve_compiled, monkeypatch):
     """No silent fallback: what a compiler cannot trace stops the engine."""
     forward = First.forward
 
@@ -45,7 +51,7 @@ def test_a_graph_that_breaks_is_an_error(monkeypatch):
         serve_compiled("layer")
 
 
-def test_one_more_graph_for_every_layer_shows(monkeypatch):
+def test_one_more_graph_for_every_layer_shows(serve_compiled, monkeypatch):
     """The count would tell if layers were compiled apart: by a number of their own that a graph depends on."""
     forward = First.forward
     monkeypatch.setattr(First, "forward", lambda self, states: forward(self, states * self.number) / self.number)
@@ -57,4 +63,4 @@ def test_one_more_graph_for_every_layer_shows(monkeypatch):
         self.number = [1, 2, 4][len(made) // 2 % 3]
 
     monkeypatch.setattr(First, "__init__", numbered)
-    assert serve_compiled("layer")[0] > 2
+    assert serve_compiled("layer")[0] == 3
