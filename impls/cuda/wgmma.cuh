@@ -4,31 +4,16 @@
 //
 //   C  64 x N     N / 2 floats   8 columns after the other: two of the first row, two of the second
 //   A  64 x 16    4 registers    8 columns after the other: the first row, the second; or in shared memory
-//   B  16 x N     in shared memory
+//   B  16 x N     in shared memory; see matrices.cuh
 //
-// There a matrix lies in rows of 128 bytes, 64 elements; 16-byte chunk c of row r is at chunk c ^ (r % 8). Wider matrices are several
-// such columns of rows, one after the other. Whether rows run along the sum, as those of queries and keys do, or across it, as
-// those of values do, the instruction is told.
+// Whether the rows of B run along the sum, as those of keys do, or across it, as those of values do, the instruction is told.
 #pragma once
 
+#include "matrices.cuh"
 #include "mbarrier.cuh"
 #include "mma.cuh"
 
-constexpr int kWidth = 64;                        // elements of a row in shared memory
-constexpr int kPitch = kWidth * sizeof(Scalar);   // bytes
-static_assert(kPitch == 128, "PA_SCALAR must be of 16 bits");
 static_assert(__CUDA_ARCH__ == 900, "wgmma is an instruction of sm_90a");
-
-using Matrix = unsigned long long;    // where a matrix is, as the instruction takes it
-
-// A matrix whose first row is at a multiple of 1024 bytes; its columns of rows, where several are read, are `column_bytes` apart.
-__device__ __forceinline__ Matrix matrix_at(unsigned address, unsigned column_bytes) {
-    constexpr unsigned long long kSwizzle128 = 1, kEightRows = 8 * kPitch;
-    return kSwizzle128 << 62 | (kEightRows >> 4) << 32 | (unsigned long long)(column_bytes >> 4) << 16 | address >> 4;
-}
-
-// The same, so many bytes further on.
-__device__ __forceinline__ Matrix advance(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 
 // Before the first of several products, and after anything else has touched their registers.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

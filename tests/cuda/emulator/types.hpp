@@ -1,0 +1,49 @@
+// types.hpp -- in place of CUDA's own headers: 16-bit numbers, vectors, and the words that say where code runs.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __shared__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define CUDART_INF_F __builtin_inff()
+
+struct uint3 { unsigned x, y, z; };
+struct dim3 { unsigned x = 1, y = 1, z = 1; };
+struct uint4 { unsigned x, y, z, w; };
+
+struct __half { uint16_t bits; };
+inline float __half2float(__half h) {
+    const int exponent = h.bits >> 10 & 31, fraction = h.bits & 1023;
+    const float x = exponent == 31 ? (fraction ? NAN : INFINITY)
+                                   : std::ldexp(float(exponent ? fraction + 1024 : fraction), (exponent ? exponent : 1) - 25);
+    return h.bits >> 15 ? -x : x;
+}
+inline __half __float2half_rn(float x) {
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    if (std::isnan(x)) return {0x7fff};
+    if (std::fabs(x) >= 65520.0f) return {static_cast<uint16_t>(sign | 0x7c00)};
+    const int exponent = x == 0 ? -14 : std::max(std::ilogb(x), -14);
+    const int fraction = std::nearbyint(std::ldexp(std::fabs(x), 10 - exponent));    // 1024 and more where it is normal
+    return {static_cast<uint16_t>(sign | (((exponent + 14) << 10) + fraction))};
+}
+
+struct __nv_bfloat16 { uint16_t bits; };
+inline float __bfloat162float(__nv_bfloat16 h) {
+    const uint32_t bits = static_cast<uint32_t>(h.bits) << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (std::isnan(x)) return {0x7fff};
+    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
