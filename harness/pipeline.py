@@ -89,10 +89,14 @@ class CaseRun:
         if self.case.name in self.session.options.untimed:
             row.remark("timed", "not timed: in this suite the case asks for right or wrong; --case NAME times it")
             return False
-        says_something = self.device.kind in row.entry.impl.timed
-        if not says_something:
+        impl, q_len = row.entry.impl, getattr(self.case, "max_q_len", None)
+        if self.device.kind not in impl.timed:
             row.remark("timed", f"not timed: the entry says that its time on a {self.device.kind} says nothing")
-        return says_something
+            return False
+        if q_len is not None and q_len < impl.timed_from and not self.session.options.patient:
+            row.remark("timed", f"not timed: it is for {impl.timed_from} query tokens and more (got {q_len}; --patient times it)")
+            return False
+        return True
 
     def _refuse(self, row: Row) -> tuple[str, str] | None:
         """Why a row does not run: (status, reason)."""

@@ -172,6 +172,7 @@ class Impl:
     claims       relations, and whether they hold "bitwise" or within "tolerance", where that is not the default of RELATIONS
     params       tunable parameters: name -> values worth trying, the default first
     timed        kinds of device on which its time says something; on others it is checked only
+    timed_from   query tokens of a case's longest sequence from which on its time says something; with fewer it is checked only
     max_work     by device kind, the most operations (flops or bytes of a case) worth waiting for; more is "skipped"
     available    "module:function", loaded on first use: f(device_kind) -> None, or why it cannot run on this machine
     on_request   comes only when it is named: a run of everything would wait for it
@@ -193,6 +194,7 @@ class Impl:
     claims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     params: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     timed: tuple[str, ...] = ("cpu", "cuda")
+    timed_from: int = 1
     max_work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     available: str | None = None
     on_request: bool = False

@@ -79,7 +79,7 @@ IMPLS: tuple[Impl, ...] = (
         note="persistent, equal shares of all sequences, heads in the tensor cores' tile",
     ),
     Impl(
-        name="cuda.prefill", op="attention", claims=DETERMINISTIC,
+        name="cuda.prefill", op="attention", claims=DETERMINISTIC, timed_from=2,
         prepare="impls.cuda.prefill:prepare", layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), devices=("cuda",),
         limits=Limits(dtypes={"f16", "bf16"}, head_dims={64, 128, 256}), available="impls.cuda.prefill:why_no_wgmma",
         params={"tile": (0, 64, 128, 192), "stages": (2, 3, 4), "warpgroups": (2, 3), "query": ("shared", "registers")},

@@ -424,6 +424,15 @@ def test_a_case_that_asks_for_right_or_wrong_is_not_timed():
     assert record.ledger["timed"].startswith("not timed: in this suite")
 
 
+@pytest.mark.parametrize(("timed_from", "patient", "is_timed"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_what_is_for_many_query_tokens_is_checked_on_decode_and_timed_on_request(timed_from, patient, is_timed):
+    """A kernel for prompts is right for one token a sequence, too; how fast says nothing."""
+    record = measure_one(toy("right", timed_from=timed_from), options=dataclasses.replace(QUICK, patient=patient))
+
+    assert (record.status, record.launch_s is not None) == ("ok", is_timed)
+    assert is_timed or record.ledger["timed"].startswith("not timed: it is for 2 query tokens and more (got 1")
+
+
 @pytest.mark.parametrize("name", ["remembers_once_timed", "wears_out"])
 def test_what_is_wrong_only_when_timed_is_wrong(name):
     """After the visits the outputs are soiled, and the sets that were timed are launched and judged again."""
