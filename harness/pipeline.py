@@ -94,7 +94,8 @@ class CaseRun:
             row.remark("timed", f"not timed: the entry says that its time on a {self.device.kind} says nothing")
             return False
         if q_len is not None and q_len < impl.timed_from and not self.session.options.patient:
-            row.remark("timed", f"not timed: it is for {impl.timed_from} query tokens and more (got {q_len}; --patient times it)")
+            least = f"{impl.timed_from} query tokens and more"
+            row.remark("timed", f"not timed: it is for {least} (got {q_len}; --patient times it)")
             return False
         return True
 
