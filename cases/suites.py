@@ -46,7 +46,8 @@ ONLY_KILLERS = (
 #: what no model above is shaped like, each the smallest: several chunks, no query, odd groups and heads, blocks of 24 and 32
 ODD_SHAPES = (
     "edges.window_q_len_ragged", "edges.scores_all_q_len", "edges.e4m3_scores_all", "edges.prefix_levels", "edges.softcap_1",
-    "edges.write_block_size_24", "edges.tiles", "edges.q_len_ragged", "edges.q_len_0", "edges.prefill_head_dim_80", "edges.group_1", "edges.group_71",
+    "edges.write_block_size_24",
+    "edges.tiles", "edges.q_len_ragged", "edges.q_len_0", "edges.prefill_head_dim_80", "edges.group_1", "edges.group_71",
 )
 
 QUICK: Suite = (
