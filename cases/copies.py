@@ -22,6 +22,8 @@ SMOKE_CHAINED = models.QWEN3_0_6B.copy(
     "copy.qwen3_0_6b.9_chained.bs8", 9, num_layers=2, block_size=8, num_blocks=32, chained=True
 )
 
+FP8 = models.LLAMA3_8B.copy("copy.llama3_8b.64.e4m3", 64, dtype="e4m3")
+
 SHAPES = (
     models.GPT_OSS.copy("copy.gpt_oss.32", 32),
     models.GEMMA2_9B.copy("copy.gemma2_9b.32", 32, num_blocks=512),
@@ -33,4 +35,4 @@ BLOCK_SIZE = tuple(
     for size in (1, 8, 24, 64, 256)
 )
 
-COPIES = (SMALL, SMALL_CHAINED, FEW, MANY, CHAINED, ONE_LAYER, *SHAPES)
+COPIES = (SMALL, SMALL_CHAINED, FEW, MANY, CHAINED, ONE_LAYER, *SHAPES, FP8)

@@ -100,6 +100,57 @@ OTHERS = (
     _edge("pool_full", (33, 90), pool_slack=1.0),
 )
 
+# Lengths about a window's own and a block's, a token that it ends before, and the window of one key.
+_WINDOW_LENS = (1, 4, 5, 15, 16, 17, 20, 33, 70, 0, 100)
+WINDOWS = (
+    *(_edge(f"window_{window}", _WINDOW_LENS, window=window, dtype=dtype)
+      for window, dtype in ((1, "f16"), (4, "f32"), (16, "bf16"), (17, "f16"), (64, "bf16"))),
+    _edge("window_over_all", (5, 33, 64), window=4096),
+    _edge("window_q_len_ragged", (70, 33, 100, 16, 3), q_lens=(5, 33, 2, 4, 3), window=9),
+    _edge("window_block_size_1", (40, 7), window=8, block_size=1),
+    _edge("window_block_size_256", (700, 256, 300), window=100, block_size=256, dtype="bf16"),
+    _edge("window_long", (20_000, 3), window=1000, head_dim=16, dtype="bf16"),
+)
+SCORES = (
+    _edge("softcap", (70, 16, 1), softcap=50.0),
+    # Scores of a hundred times the cap: exp(2 * score / cap) is beyond every float.
+    _edge("softcap_1", (70, 16, 1), softcap=1.0, dtype="bf16"),
+    _edge("softcap_prefill", (40, 17), q_lens=(9, 17), softcap=20.0, dtype="f32"),
+    _edge("alibi", (70, 16, 1, 300), alibi=True, num_q_heads=8),
+    _edge("alibi_group_1", (33, 100), alibi=True, num_q_heads=3, num_kv_heads=3, dtype="f32"),
+    _edge("alibi_12_heads", (129, 64), alibi=True, num_q_heads=12, dtype="bf16"),
+    _edge("alibi_q_len", (50, 33), q_lens=(7, 33), alibi=True),
+    _edge("sinks", (70, 16, 1, 1500), sinks=True, num_q_heads=16),
+    _edge("sinks_group_5", (70, 17), sinks=True, num_q_heads=5, num_kv_heads=1, dtype="f32"),
+    # Rows that see no key have the sink for their LSE.
+    _edge("sinks_without_keys", (0, 2, 40), q_lens=(2, 4, 3), sinks=True, dtype="bf16"),
+    _edge("scores_all", (70, 300, 17), softcap=30.0, alibi=True, sinks=True, window=50, num_q_heads=8),
+    _edge("scores_all_q_len", (70, 120, 17), q_lens=(8, 40, 1), softcap=30.0, alibi=True, sinks=True, window=33, dtype="f32"),
+)
+FP8 = (
+    *(_edge(f"{kv_dtype}_{kv_scales}", (70, 16, 1, 1025), kv_dtype=kv_dtype, kv_scales=kv_scales, dtype=dtype)
+      for kv_dtype, kv_scales, dtype in (
+          ("e4m3", "tensor", "bf16"), ("e4m3", "head", "f16"), ("e5m2", "tensor", "f16"), ("e5m2", "head", "bf16"))),
+    _edge("e4m3_f32", (33, 90), kv_dtype="e4m3", dtype="f32"),
+    _edge("e4m3_head_dim_80", (37, 16), kv_dtype="e4m3", head_dim=80),
+    _edge("e4m3_block_size_24", (49, 24), kv_dtype="e4m3", block_size=24, dtype="bf16"),
+    _edge("e4m3_prefill", (96, 17), q_lens=(32, 17), kv_dtype="e4m3", kv_scales="head", dtype="bf16"),
+    _edge("e4m3_window_sinks", (150, 33), kv_dtype="e4m3", window=40, sinks=True, dtype="bf16"),
+    _edge("e4m3_scores_all", (150, 33), kv_dtype="e4m3", kv_scales="head", window=40, sinks=True, alibi=True, softcap=30.0),
+)
+PREFIXES = (
+    _edge("prefix", (100, 70, 64), prefix=((0, 0), (0, 64), (0, 48))),
+    _edge("prefix_all_shared", (64, 64, 64), prefix=((0, 0), (0, 64), (0, 64)), dtype="bf16"),
+    _edge("prefix_levels", (200, 150, 97, 40), prefix=((0, 0), (0, 64), (1, 96), (0, 16)), dtype="bf16"),
+    _edge("prefix_groups", (70, 40, 90, 33), prefix=((0, 0), (1, 0), (0, 64), (1, 32))),
+    # Four of one length, two of which share: only block ids tell which.
+    _edge("prefix_of_two", (64, 64, 64, 64), prefix=((0, 0), (1, 0), (2, 0), (1, 48))),
+    _edge("prefix_window", (100, 200, 64), prefix=((0, 0), (0, 96), (0, 48)), window=40),
+    _edge("prefix_q_len", (100, 70, 64), q_lens=(3, 5, 64), prefix=((0, 0), (0, 64), (0, 48))),
+    _edge("prefix_e4m3_sinks", (100, 70, 64), prefix=((0, 0), (0, 64), (0, 48)), kv_dtype="e4m3", sinks=True, dtype="bf16"),
+)
+FEATURES = (*WINDOWS, *SCORES, *FP8, *PREFIXES)
+
 WRITES = (
     CacheWriteCase(name="edges.write_nothing", num_kv_heads=2, head_dim=128, block_size=16, num_tokens=0, num_blocks=8),
     CacheWriteCase(
@@ -116,6 +167,14 @@ WRITES = (
         name="edges.write_block_size_24", num_kv_heads=3, head_dim=80, block_size=24, num_tokens=50, num_padding=1,
         num_blocks=8, order="runs", dtype="f16",
     ),
+    CacheWriteCase(
+        name="edges.write_e4m3", num_kv_heads=3, head_dim=64, block_size=6, num_tokens=50, num_padding=3, num_blocks=16,
+        kv_dtype="e4m3", kv_scales="head",
+    ),
+    CacheWriteCase(
+        name="edges.write_e5m2_f32", num_kv_heads=2, head_dim=128, block_size=16, num_tokens=19, num_blocks=8, dtype="f32",
+        kv_dtype="e5m2",
+    ),
 )
 
 COPIES = (
@@ -125,10 +184,11 @@ COPIES = (
         name="edges.copy_block_size_1", num_kv_heads=2, head_dim=64, block_size=1, num_copies=7, num_layers=3, num_blocks=32,
         dtype="f32",
     ),
+    BlockCopyCase(name="edges.copy_e4m3", num_kv_heads=3, head_dim=80, block_size=24, num_copies=3, num_blocks=8, dtype="e4m3"),
     BlockCopyCase(
         name="edges.copy_chained", num_kv_heads=2, head_dim=128, block_size=16, num_copies=12, num_layers=2, num_blocks=24,
         chained=True,
     ),
 )
 
-EDGES = (*LENGTHS, *LONG, *GROUPS, *HEAD_DIMS, *BLOCK_SIZES, *QUERIES, *OTHERS, *WRITES, *COPIES)
+EDGES = (*LENGTHS, *LONG, *GROUPS, *HEAD_DIMS, *BLOCK_SIZES, *QUERIES, *OTHERS, *FEATURES, *WRITES, *COPIES)

@@ -112,6 +112,46 @@ QUERIES = (
 )
 
 
+MASKS = (
+    # [42] flashinfer#4525: a group that is no multiple of 8, its sinks at the end of their allocation.
+    _fault("sinks_group_5", (33, 16), num_q_heads=5, head_dim=128, sinks=True),
+    # [50] sglang#32902: a window that begins in the middle of a page.
+    _fault("window_64_page_16", (100, 70), window=64),
+    # [51] vllm#945, #496: the last key has no bias; heads of a group have slopes of their own.
+    _fault("alibi_heads", (3, 1), num_q_heads=4, num_kv_heads=2, alibi=True),
+    # [52] zml#763, vllm#4380: one key before the window, on its edge, and behind it.
+    _fault("window_4", (3, 4, 5, 6), window=4),
+    # [53] tt-metal#30362, vllm#4768: what lies before the window is poison.
+    _fault("window_16_of_100", (100,), window=16, dtype="bf16"),
+    # [54] flashinfer#350: three keys of a tile, and a cap at which a masked one would count.
+    _fault("softcap_1", (3,), softcap=1.0),
+    # [55] vllm-metal#665, flashinfer#3890: with and without splits, past a chunk.
+    _fault("softcap_split", (65, 4097), softcap=30.0),
+    # Sinks belong to the whole row, however it is split; a row without keys has nothing else.
+    _fault("sinks_split", (4097, 1, 0), num_q_heads=2, sinks=True),
+    # Every token of a draft has a window of its own, and so has a first chunk.
+    _fault("window_draft", (40, 9), q_lens=(5, 9), window=8),
+)
+
+FP8 = (
+    # [58] flashinfer#1023, #4979
+    _fault("fp8_scales", (5,), kv_dtype="e4m3"),
+    # [59] sglang#18904: a chunk over what was cached, all of it quantised.
+    _fault("fp8_cached_chunk", (48,), q_lens=(16,), kv_dtype="e4m3", dtype="bf16"),
+    # [60] sglang#20705, TRT-LLM#2699: four scales, no two alike.
+    _fault("fp8_scales_of_heads", (33, 17), num_q_heads=4, num_kv_heads=2, kv_dtype="e4m3", kv_scales="head"),
+    # The format with infinities: what a slot must not be read for is among them.
+    _fault("fp8_e5m2", (5, 33), kv_dtype="e5m2"),
+)
+
+PREFIXES = (
+    # [62] vllm#55227, #23130: equal lengths, some blocks referenced twice, and two that really share.
+    _fault("prefix_of_some", (64,) * 8, prefix=(*((seq, 0) for seq in range(6)), (5, 48), (2, 16))),
+    # All of a sequence is another's; nothing of its own is left to attend to.
+    _fault("prefix_of_all", (64, 64, 48), prefix=((0, 0), (0, 64), (0, 48))),
+)
+
+
 def _write(name: str, **fields: Any) -> CacheWriteCase:
     fields = {"num_kv_heads": 2, "head_dim": 64, "block_size": 16, "num_blocks": 8, "dtype": "f16", **fields}
     return CacheWriteCase(name=f"faults.{name}", **fields)
@@ -124,6 +164,8 @@ def _copy(name: str, **fields: Any) -> BlockCopyCase:
 
 _WIDE_CACHE = {"num_kv_heads": 8, "head_dim": 128, "order": "scattered"}
 WRITES = (
+    # [58] of the write: divided by its scale, the too large as the largest.
+    _write("write_fp8_scales", num_tokens=20, kv_dtype="e4m3", kv_scales="head"),
     # [37] vllm-ascend#3482, #11774: a buffer of 8 slots in a step of 5 tokens.
     _write("write_5_of_8", num_tokens=8, num_padding=3),
     # [39] torch's FlexAttention `assign`: -1 as an index is the end of the cache, here full of other tokens.
@@ -142,5 +184,6 @@ COPIES = (
 )
 
 FAULTS = (
-    *TAILS, *OFFSETS, *EMPTY, *SPLITS, *TABLES, *GROUPS, *HEAD_DIMS, *BLOCK_SIZES, *QUERIES, *WRITES, *COPIES,
+    *TAILS, *OFFSETS, *EMPTY, *SPLITS, *TABLES, *GROUPS, *HEAD_DIMS, *BLOCK_SIZES, *QUERIES, *MASKS, *FP8,
+    *PREFIXES, *WRITES, *COPIES,
 )

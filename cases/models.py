@@ -1,7 +1,7 @@
 """Attention shapes of public models: heads, head_dim and layers, each from the model's published configuration.
 
-A case of a model is one of its layers. What a layer does besides softmax(scale * q.k) v (soft caps, sinks, windows) is
-no part of the operator yet; where a model has such a thing, a comment says so.
+A case of a model is one of its layers; where its layers differ, or do more than softmax(scale * q.k) v, the others have
+an entry of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.ops.cache_write import CacheWriteCase
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """What attention needs to know of a model; `scale` None is head_dim ** -0.5."""
+    """What attention needs to know of a model; `scale` None is head_dim ** -0.5, window to alibi as in AttentionCase."""
 
     name: str
     num_q_heads: int
@@ -24,10 +24,15 @@ class Model:
     head_dim: int
     num_layers: int
     scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
 
     def attention(self, name: str, seq_lens: tuple[int, ...], **fields: Any) -> AttentionCase:
         """One layer over `seq_lens`, block size 16 unless `fields` say otherwise."""
-        fields = {"block_size": 16, "scale": self.scale, **fields}
+        asked = {name: getattr(self, name) for name in ("scale", "window", "softcap", "sinks", "alibi")}
+        fields = {"block_size": 16, **asked, **fields}
         return AttentionCase(
             name=name, num_q_heads=self.num_q_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
             seq_lens=seq_lens, **fields,
@@ -67,16 +72,30 @@ LLAMA3_70B = Model(name="llama3_70b", num_q_heads=64, num_kv_heads=8, head_dim=1
 # arXiv 2302.13971, table 2: dimension 4096, 32 heads, 32 layers; no grouping of heads.
 LLAMA_7B = Model(name="llama_7b", num_q_heads=32, num_kv_heads=32, head_dim=128, num_layers=32)
 
-# config.json of openai/gpt-oss-120b (20b has 24 layers, the same heads). Its sinks, and the window of 128 keys in every
-# second layer, are left out: this is a full-attention layer without its sink.
+# config.json of openai/gpt-oss-120b (20b has 24 layers, the same heads): the shape of a full-attention layer without its
+# sinks; its layers as they are, half of them with a window of 128 keys.
 GPT_OSS = Model(name="gpt_oss", num_q_heads=64, num_kv_heads=8, head_dim=64, num_layers=36)
+GPT_OSS_FULL = dataclasses.replace(GPT_OSS, name="gpt_oss_full", num_layers=18, sinks=True)
+GPT_OSS_WINDOW = dataclasses.replace(GPT_OSS_FULL, name="gpt_oss_window", window=128)
 
 # config.json of google/gemma-2-9b and -27b; arXiv 2408.00118, table 1. Scores are scaled by query_pre_attn_scalar ** -0.5,
-# which is head_dim in the 9B and 144 in the 27B. The soft cap of 50 and the window of every second layer are left out.
+# which is head_dim in the 9B and 144 in the 27B. First the shapes alone, then the layers with their soft cap of 50, half
+# of them with a window of 4096 keys.
 GEMMA2_9B = Model(name="gemma2_9b", num_q_heads=16, num_kv_heads=8, head_dim=256, num_layers=42)
 GEMMA2_27B = Model(name="gemma2_27b", num_q_heads=32, num_kv_heads=16, head_dim=128, num_layers=46, scale=144**-0.5)
+GEMMA2_9B_FULL = dataclasses.replace(GEMMA2_9B, name="gemma2_9b_full", num_layers=21, softcap=50.0)
+GEMMA2_9B_WINDOW = dataclasses.replace(GEMMA2_9B_FULL, name="gemma2_9b_window", window=4096)
+
+# arXiv 2310.06825, table 1: 32 heads over 8, a window of 4096 keys in every layer (v0.1).
+MISTRAL_7B = Model(name="mistral_7b", num_q_heads=32, num_kv_heads=8, head_dim=128, num_layers=32, window=4096)
+
+# config.json of mosaicml/mpt-7b (d_model 4096, n_heads 32, alibi) and of bigscience/bloom (n_head 112, hidden_size 14336);
+# neither groups its heads, and 112 is no power of two, which decides how slopes go on.
+MPT_7B = Model(name="mpt_7b", num_q_heads=32, num_kv_heads=32, head_dim=128, num_layers=32, alibi=True)
+BLOOM = Model(name="bloom", num_q_heads=112, num_kv_heads=112, head_dim=128, num_layers=70, alibi=True)
 
 MODELS = (
     QWEN3_0_6B, QWEN3_1_7B, QWEN3_8B, QWEN3_32B, QWEN3_30B_A3B,
-    LLAMA3_8B, LLAMA3_70B, LLAMA_7B, GPT_OSS, GEMMA2_9B, GEMMA2_27B,
+    LLAMA3_8B, LLAMA3_70B, LLAMA_7B, GPT_OSS, GEMMA2_9B, GEMMA2_27B, GPT_OSS_FULL, GPT_OSS_WINDOW, GEMMA2_9B_FULL,
+    GEMMA2_9B_WINDOW, MISTRAL_7B, MPT_7B, BLOOM,
 )

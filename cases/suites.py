@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cases import ceilings, copies, decode, edges, facts, faults, prefill, writes
+from cases import ceilings, copies, decode, edges, facts, faults, masks, prefill, prefix, writes
 from harness.ops.case import Case
 
 Suite = tuple[Case, ...]
@@ -18,6 +18,11 @@ def _first_of_each(cases: Iterable[Case]) -> Suite:
     return tuple(first.values())
 
 
+#: each feature once, the smallest
+SMOKE_FEATURES = (
+    "edges.window_16", "edges.scores_all", "edges.e4m3_head", "edges.sinks_without_keys", "edges.prefix", "edges.write_e4m3",
+)
+
 SMOKE: Suite = (
     edges.ALL_LENGTHS,
     decode.SMOKE_QWEN3_0_6B,
@@ -30,6 +35,7 @@ SMOKE: Suite = (
     writes.SMOKE_RUNS,
     copies.SMOKE,
     copies.SMOKE_CHAINED,
+    *(case for case in edges.EDGES if case.name in SMOKE_FEATURES),
 )
 
 ONLY_KILLERS = (
@@ -39,6 +45,8 @@ ONLY_KILLERS = (
 
 #: what no model above is shaped like, each the smallest: several chunks, no query, odd groups and heads, blocks of 24 and 32
 ODD_SHAPES = (
+    "edges.window_q_len_ragged", "edges.scores_all_q_len", "edges.e4m3_scores_all", "edges.prefix_levels", "edges.softcap_1",
+    "edges.write_block_size_24",
     "edges.tiles", "edges.q_len_ragged", "edges.q_len_0", "edges.prefill_head_dim_80", "edges.group_1", "edges.group_71",
 )
 
@@ -47,11 +55,12 @@ QUICK: Suite = (
     decode.QWEN3_0_6B_SMALL, decode.LLAMA3_8B_SINGLE, decode.GPT_OSS_SMALL, prefill.MIXED_SMALL, edges.ALL_LENGTHS, facts.J,
     writes.DECODE_64, writes.PREFILL_2048, copies.SMALL, copies.SMALL_CHAINED,
     # Each alone kills a control that nothing else here does (docs/audit.md).
-    *(case for case in faults.FAULTS if case.name in ONLY_KILLERS), edges.WRITES[-1],
+    *(case for case in faults.FAULTS if case.name in ONLY_KILLERS),
     *(case for case in edges.EDGES if case.name in ODD_SHAPES),
     # On a GPU.
     facts.A, facts.C, facts.E, facts.F,
     decode.LLAMA3_70B_SERVED, decode.LLAMA_7B_ASCEND, decode.GPT_OSS_SERVED, prefill.CHUNKED,
+    facts.E4M3[4], masks.GPT_OSS_WINDOW_SERVED,
     writes.PREFILL_16384, copies.MANY,
 )
 
@@ -64,7 +73,13 @@ BLOCK_SIZE: Suite = (*decode.BLOCK_SIZE, *writes.BLOCK_SIZE, *copies.BLOCK_SIZE)
 
 CONTEXT: Suite = _first_of_each(decode.CONTEXT)
 
-_TIMED: Suite = (*SMOKE, *QUICK, *facts.FACTS, *MODELS, *CONTEXT, *BLOCK_SIZE, *edges.EDGES)
+FP8: Suite = (*facts.FP8, *writes.FP8, copies.FP8)
+VERIFY: Suite = (*(fact for fact in facts.FACTS if fact in (facts.A, facts.B, facts.G)), *facts.VERIFY)
+MASKS: Suite = (*masks.MASKS, *masks.UNMASKED)
+
+_TIMED: Suite = (
+    *SMOKE, *QUICK, *facts.FACTS, *MODELS, *CONTEXT, *BLOCK_SIZE, *edges.EDGES, *FP8, *VERIFY, *MASKS, *prefix.PREFIX,
+)
 
 # To time the faults, too, would say nothing.
 FULL: Suite = _first_of_each(_TIMED)
@@ -78,6 +93,10 @@ SUITES: dict[str, Suite] = {
     "block_size": BLOCK_SIZE,
     "context": CONTEXT,
     "facts": facts.FACTS,
+    "fp8": FP8,
+    "verify": VERIFY,
+    "masks": MASKS,
+    "prefix": prefix.PREFIX,
     "faults": faults.FAULTS,
     "ceiling": ceilings.CEILINGS,
 }
@@ -97,6 +116,10 @@ SUITE_NOTES: dict[str, str] = {
     "block_size": "The same tokens in blocks of 1 to 256.",
     "context": "Llama 3 8B from 512 tokens to 131072 and from one sequence to 256.",
     "facts": "The twelve cases on which other libraries' kernels were measured side by side.",
+    "fp8": "The twelve with an fp8 cache, and the writes and copies that such a cache takes.",
+    "verify": "Cases a, b and g of facts with one, four, eight and ragged query tokens a sequence.",
+    "masks": "Windows, soft caps, sinks, ALiBi: as models have them, what each costs, a window at the end of 131072 tokens.",
+    "prefix": "Tables of many sequences that begin with the same blocks: much, little, groups, levels.",
     "ceiling": "Reads of 8 MB to 2 GB in chunks of 1 to 32 KB that lie anywhere: what `pagedbench ceiling` measures by itself.",
     "faults": "The smallest input that shows each public fault, 32-bit offsets among them (docs/faults.md).",
 }

@@ -26,6 +26,15 @@ SHAPES = (
     models.QWEN3_0_6B.write("write.prefill.qwen3_0_6b.1024.f16", 1024, order="runs", dtype="f16"),
 )
 
+# Into a quantised cache: what was 16 bits is divided by its scale and rounded to 8.
+FP8 = (
+    models.LLAMA3_8B.write("write.decode.llama3_8b.64.e4m3", 64, kv_dtype="e4m3"),
+    models.LLAMA3_8B.write(
+        "write.prefill.llama3_8b.8192.e4m3", 8192, order="runs", num_blocks=1024, kv_dtype="e4m3", kv_scales="head"
+    ),
+    models.GPT_OSS.write("write.decode.gpt_oss.128.e5m2", 128, kv_dtype="e5m2", dtype="f16"),
+)
+
 BLOCK_SIZE = tuple(
     models.LLAMA3_8B.write(
         f"write.prefill.llama3_8b.1000.bs{size}", 1000, order="runs", block_size=size, num_blocks=-(-2000 // size) + 2

@@ -203,7 +203,7 @@ def halves(subject: Subject) -> Iterator[Answer]:
     column = np.arange(tables.shape[1])[None, :] + np.array(cut, dtype=np.int64).reshape(-1, 1)
     shifted = np.take_along_axis(tables, np.minimum(column, tables.shape[1] - 1), axis=1)
     parts = [
-        plain.attend(plain.vary(dataclasses.replace(case, seq_lens=lens), tables=table))
+        plain.attend(plain.vary(dataclasses.replace(case, seq_lens=lens, prefix=()), tables=table))
         for lens, table in ((first, tables), (rest, shifted))
     ]
     yield plain.answer(_merge(parts), rounds=frozenset({"partials"}))

@@ -22,6 +22,13 @@ DERIVED: dict[str, Callable[[Any], int]] = {
     "num_past_64": lambda case: sum(n > 64 and n % 64 == 1 for n in case.seq_lens),
     "num_outliers": lambda case: int(not case.sinks and case.num_kv_heads * sum(n > 0 < q for n, q in _lens(case)) > 1),
     "own_scale": lambda case: int(case.softmax_scale != case.head_dim**-0.5),
+    "asks_window": lambda case: int(bool(case.window)),
+    "asks_softcap": lambda case: int(bool(case.softcap)),
+    "asks_fp8": lambda case: int(bool(case.kv_dtype)),
+    "scales_by_head": lambda case: int(case.kv_scales == "head" and case.num_kv_heads > 1),
+    "num_behind": lambda case: sum(q > 0 and n > case.window for n, q in _lens(case)) if case.window else 0,
+    "strong_cap": lambda case: int(bool(case.softcap) and case.softcap <= 4),
+    "num_sharing": lambda case: sum(tokens > 0 for _, tokens in case.prefix),
     "num_elements": lambda case: case.num_blocks * case.num_kv_heads * case.block_size * case.head_dim,
 }
 
@@ -38,7 +45,8 @@ class Shows:
                 without keys that are asked nevertheless, num_masked query tokens before the first key, num_written tokens
                 that have a slot, num_elements those of one cache, num_past_64 sequences that end one token into a tile of
                 64; num_outliers is 1 where one head lies far from the others, own_scale 1 where the scale is not
-                head_dim ** -0.5
+                head_dim ** -0.5; num_behind sequences with keys before a window, strong_cap 1 where a masked score would count
+                if it were capped, num_sharing sequences that begin with another's blocks
     dtypes      None is any
     """
 

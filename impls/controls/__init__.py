@@ -6,7 +6,7 @@ Most are edits: a right implementation with a few words replaced. The others com
 from __future__ import annotations
 
 from harness.control import Control, Shows
-from impls.controls import cuda_edits, numpy_edits, torch_edits, triton_edits
+from impls.controls import cuda_edits, feature_edits, numpy_edits, torch_edits, triton_edits
 
 _ANY = Shows(at_least={"max_seq_len": 1})
 
@@ -34,5 +34,5 @@ BEHAVIOURS = (
 )  # fmt: skip
 
 CONTROLS: tuple[Control, ...] = (
-    *numpy_edits.EDITS, *torch_edits.EDITS, *triton_edits.EDITS, *cuda_edits.EDITS, *BEHAVIOURS,
+    *numpy_edits.EDITS, *torch_edits.EDITS, *triton_edits.EDITS, *cuda_edits.EDITS, *feature_edits.EDITS, *BEHAVIOURS,
 )  # fmt: skip

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
 
 THREADS = 32
+#: shapes that ask for something besides
+ASKED = (
+    Shape(features=("window", "softcap", "alibi", "sinks", "e4m3"), kv_scales="head"),
+    Shape(features=("e5m2",), dtype="f16", layout="X_PACKED"),
+)
 
 
 class PerToken(Attention):
@@ -35,7 +40,7 @@ def build(shape: Shape) -> Build:
 
 def builds(arch: str) -> list[Build]:
     """Builds that stand for all; the same on every architecture."""
-    return [build(shape) for shape in (*DEFAULT_SHAPES, Shape(layout="X_PACKED"), Shape(dtype="f32", head_dim=71))]
+    return [build(shape) for shape in (*DEFAULT_SHAPES, Shape(layout="X_PACKED"), Shape(dtype="f32", head_dim=71), *ASKED)]
 
 
 prepare = PerToken

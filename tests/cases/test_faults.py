@@ -14,10 +14,11 @@ from cases.faults import FAULTS
 from harness.hazards import NEEDLES, PLAIN, TIMED, deal_blocks, seed_of
 from harness.ops.block_copy_tensors import _copies
 from harness.ops.cache_write_tensors import _slots
+from harness.ops.features import FEATURES
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
 from harness.pipeline import CaseRun
-from harness.registry import Entry, Impl, default_registry
+from harness.registry import Entry, Impl, Limits, default_registry
 from harness.row import Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
@@ -60,7 +61,8 @@ def test_large_blocks_reach_2_31_with_small_ids():
 def refused(case, layouts, free_bytes):
     """Which of these layouts' rows a GPU with so much free memory would skip."""
     device = SimpleNamespace(kind="cuda", name="cuda:0", free_bytes=lambda: free_bytes)
-    impl = Impl(name="any", op=case.op, prepare="nowhere:prepare", layouts=tuple(layouts))
+    limits = Limits(features=frozenset(FEATURES))
+    impl = Impl(name="any", op=case.op, prepare="nowhere:prepare", layouts=tuple(layouts), limits=limits)
     rows = [Row(case, Entry(impl, layout), device, None) for layout in layouts]
     run = CaseRun(SimpleNamespace(device=device, options=Options(bench=False)), case, rows, print)
     return [row.entry.layout for row in rows if run._refuse(row)]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cases import SUITES
-from cases.suites import ONLY_KILLERS
+from cases.suites import ONLY_KILLERS, SMOKE_FEATURES
 from harness.cli import main
 from impls import IMPLS
 from impls.controls import CONTROLS
@@ -15,7 +15,8 @@ from impls.controls import CONTROLS
 #: of `smoke` and `quick`, those that are small and together enough
 CASES = (
     "edges.lengths", "edges.tiles", *ONLY_KILLERS, "write.qwen3_0_6b.48_padded", "edges.write_block_size_24",
-    "copy.qwen3_0_6b.6.two_layers", "copy.qwen3_0_6b.9_chained.bs8",
+    *SMOKE_FEATURES, "edges.window_q_len_ragged", "edges.scores_all_q_len", "edges.e4m3_scores_all", "edges.prefix_levels",
+    "edges.softcap_1", "copy.qwen3_0_6b.6.two_layers", "copy.qwen3_0_6b.9_chained.bs8",
 )  # fmt: skip
 #: of controls that are timed: one case is enough, and on a CPU each takes seconds
 TIMED_CASE = "faults.causal_offset"
