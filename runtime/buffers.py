@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness.ops.attention import AttentionStep
 from harness.ops.cache_write import CacheWriteStep
-from runtime.scheduler import Batch
+from runtime.batch import Batch
 
 ALIGNMENT = 16  # bytes, of every array
 PADDING_SLOT = -1

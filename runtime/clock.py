@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.scheduler import Batch
+from runtime.batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ import torch
 
 from harness.registry import Registry
 from runtime.attention import activate, bind_caches, new_handle
+from runtime.batch import Batch
 from runtime.beams import Found, best_continuations
 from runtime.clock import StepClock
 from runtime.graphs import GraphBucket, why_no_replay
@@ -29,7 +30,7 @@ from runtime.manager import BlockManager
 from runtime.model import Model
 from runtime.requests import Answer, Event, InvalidRequest, Request, Sampling
 from runtime.sampler import sample, upload
-from runtime.scheduler import Batch, Scheduler
+from runtime.scheduler import Scheduler
 from runtime.settings import Settings, num_blocks
 from runtime.steps import Bucket, Buckets, Result, Runner, bucket_sizes
 from runtime.swapping import BlockMover

@@ -15,45 +15,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from harness.names import UsageError, nearest
 from harness.ops.dtypes import torch_dtype
 from runtime.attention import NAME, register
+from runtime.configs import CONFIGS
+from runtime.fusing import fuse_norms, fuse_projections
 
 OLDEST = (5, 17)
 SUPPORTED = ("qwen3", "qwen3_moe")
-TINY = {
-    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096, "initializer_range": 0.2,
-    "tie_word_embeddings": False, "rope_theta": 1_000_000.0,
-}  # fmt: skip
-LARGE = {
-    "vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 40_960,
-    "rope_theta": 1_000_000.0,
-}  # fmt: skip
-#: configs by name: Qwen's own shapes with random weights, and tiny ones whose greedy tokens differ
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "qwen3-tiny": {"model_type": "qwen3", **TINY},
-    "qwen3-moe-tiny": {
-        "model_type": "qwen3_moe", **TINY, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    },
-    "qwen3-0.6b": {
-        "model_type": "qwen3", **LARGE, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        "model_type": "qwen3", **LARGE, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "tie_word_embeddings": False,
-    },
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe", **LARGE, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
-        "num_attention_heads": 32, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-        "tie_word_embeddings": False,
-    },
-}  # fmt: skip
 
 
 class UnsupportedModel(UsageError):
@@ -223,54 +193,3 @@ def _eos(module: Any) -> frozenset[int]:
     found = getattr(module.generation_config, "eos_token_id", None)
     found = module.config.eos_token_id if found is None else found
     return frozenset([found] if isinstance(found, int) else found or ())
-
-
-class First(nn.Module):
-    """Computes the projections of all `parts` of one input in one product; the others wait here for their callers."""
-
-    def __init__(self, projections: list[nn.Linear]) -> None:
-        super().__init__()
-        self.sizes = [projection.out_features for projection in projections]
-        self.weight = nn.Parameter(torch.cat(tuple(p.weight for p in projections)), requires_grad=False)
-        biases = tuple(p.bias for p in projections if p.bias is not None)
-        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        self.waiting: tuple[torch.Tensor, ...] = ()
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        first, *rest = torch.split(nn.functional.linear(states, self.weight, self.bias), self.sizes, -1)
-        self.waiting = tuple(rest)
-        return first
-
-
-class Next(nn.Module):
-    """Hands out the next projection of a `First`, which was called with the same input just before."""
-
-    def __init__(self, first: First) -> None:
-        super().__init__()
-        self._first = [first]  # in a list: it is a module of its own elsewhere
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        (first,) = self._first
-        found, *rest = first.waiting
-        first.waiting = tuple(rest)
-        return found
-
-
-def fuse_projections(layer: Any) -> None:
-    """Put one product in the place of three, q, k and v, and one in the place of two, gate and up."""
-    attention, mlp = layer.self_attn, layer.mlp
-    first = First([attention.q_proj, attention.k_proj, attention.v_proj])
-    attention.q_proj, attention.k_proj, attention.v_proj = first, Next(first), Next(first)
-    if hasattr(mlp, "gate_proj") and hasattr(mlp, "up_proj"):  # of experts, transformers has them together already
-        first = First([mlp.gate_proj, mlp.up_proj])
-        mlp.gate_proj, mlp.up_proj = first, Next(first)
-
-
-def fuse_norms(model: Any, eps: float) -> None:
-    """Put torch's RMSNorm in the place of transformers', which is eight kernels; it rounds once and not twice."""
-    norms = {name: module for name, module in model.named_modules() if name.endswith("norm")}
-    for name, norm in norms.items():
-        fused = nn.RMSNorm(norm.weight.shape[0], eps=eps, device="meta")
-        fused.weight = norm.weight
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, fused.eval())

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.names import UsageError, path_of, split_names
+from runtime.configs import CONFIGS
 from runtime.loads import ServeCase, file_digest
-from runtime.model import CONFIGS
 from runtime.settings import COMPILE, Settings
 from runtime.traces import LENGTHS, BadTrace
 

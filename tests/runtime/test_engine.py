@@ -11,7 +11,8 @@ import torch
 from harness.names import UsageError
 from harness.registry import Unsupported
 from runtime import graphs
-from runtime.model import CONFIGS, UnsupportedModel, load
+from runtime.configs import CONFIGS
+from runtime.model import UnsupportedModel, load
 from runtime.requests import InvalidRequest, Sampling
 from runtime.steps import bucket_sizes
 from tests.runtime.served import NEW, Watched, greedy, model, needs_transformers, prompts, reference

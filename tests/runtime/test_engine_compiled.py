@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.model import First, Model, load
+from runtime.fusing import First
+from runtime.model import Model, load
 from runtime.requests import Sampling
 from tests.runtime.served import NEW, Watched, faults, greedy, needs_transformers, prompts
 
