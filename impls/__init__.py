@@ -82,7 +82,10 @@ IMPLS: tuple[Impl, ...] = (
         name="cuda.prefill", op="attention", claims=DETERMINISTIC, timed_from=2,
         prepare="impls.cuda.prefill:prepare", layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), devices=("cuda",),
         limits=Limits(dtypes={"f16", "bf16"}, head_dims={64, 128, 256}), available="impls.cuda.prefill:why_no_wgmma",
-        params={"tile": (0, 64, 128, 192), "stages": (2, 3, 4), "warpgroups": (2, 3), "query": ("shared", "registers")},
+        params={
+            "tile": (0, 64, 80, 128, 160, 176, 192), "stages": (2, 3, 4), "warpgroups": (2, 3),
+            "query": ("shared", "registers"),
+        },
         note="many query tokens: warpgroup products of Hopper, a warpgroup that copies, items from a counter",
     ),
     # attention, Triton

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARCH = "sm_90"
 ALIGNMENT = 1024           # bytes, of matrices in shared memory
 REGISTERS = {2: 224, 3: 152}  # of a thread that multiplies, by warpgroups that do: what one that copies leaves, in eights
-OTHER_REGISTERS = 32       # that it needs besides sums, scores, weights and queries
+OTHER_REGISTERS = 28       # that it needs besides sums, scores, weights and queries
 
 #: and counters
 PREFILL_SIGNATURE = SIGNATURE + "P"
@@ -72,11 +72,10 @@ class Tiles:
 def plan_tiles(head_dim: int, params: dict[str, Any]) -> Tiles:
     """Choose for `head_dim`; the parameters override, 0 leaves it to us.
 
-    The tile is the largest that leaves room for two stages and needs no more registers than there are. Raises Unsupported where
-    what was asked for does not fit.
+    Raises Unsupported where what was asked for does not fit.
     """
     warpgroups, stages = params.get("warpgroups", 2), params.get("stages", 2)
-    tile = params.get("tile", 0) or (128 if head_dim <= 128 and warpgroups == 2 else 64)
+    tile = params.get("tile", 0) or (128 if head_dim <= 128 and warpgroups == 2 else 80)
     tiles = Tiles(warpgroups=warpgroups, tile=tile, stages=stages, query=params.get("query", "shared"))
     limits = (
         ("shared memory", "bytes a CTA", tiles.shared_bytes(head_dim), SHARED_LIMIT[ARCH]),
@@ -136,6 +135,8 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout="NHD", group=7, dtype="f16", block_size=1), {"warpgroups": 3}),
         (Shape(layout="NHD"), {"query": "registers"}),
         (Shape(), {"tile": 64, "stages": 4}),
+        (Shape(block_size=8), {"tile": 160}),
+        (Shape(group=8), {"tile": 176}),
         (Shape(head_dim=64, group=8), {}),
         (Shape(head_dim=64, group=1), {"tile": 192}),
         (Shape(head_dim=64, block_size=32), {"query": "registers", "warpgroups": 3}),

@@ -18,7 +18,8 @@ constexpr int kTileBytes = kTile * kHeadDim * sizeof(Scalar);
 constexpr int kQueryBytes = kRows * kHeadDim * sizeof(Scalar);
 constexpr int kStride = kCopiers / 8;               // rows from one to the next of a thread
 static_assert(kHeadDim % kWidth == 0, "PA_HEAD_DIM must be a multiple of 64");
-static_assert(kRows % 64 == 0 && kTile % 64 == 0, "PA_ROWS and PA_TILE must be multiples of 64");
+static_assert(kRows % 64 == 0, "PA_ROWS must be a multiple of 64");
+static_assert(kTile % kStride == 0, "PA_TILE must be a multiple of 16");
 
 // The whole of the CTA's dynamic shared memory.
 struct Shared {

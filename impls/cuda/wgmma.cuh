@@ -43,18 +43,19 @@ __device__ __forceinline__ void settle(float (&c)[kRegisters]) {
 
 #define PA_NAMES_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define PA_NAMES_64 \
-    PA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58," \
-    "%59,%60,%61,%62,%63"
-#define PA_NAMES_96 \
-    PA_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90," \
-    "%91,%92,%93,%94,%95"
+#define PA_NAMES_40 PA_NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define PA_NAMES_64 PA_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PA_NAMES_80 PA_NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define PA_NAMES_88 PA_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define PA_NAMES_96 PA_NAMES_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define PA_8(c, i) \
     "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define PA_32(c, i) PA_8(c, i), PA_8(c, i + 8), PA_8(c, i + 16), PA_8(c, i + 24)
-#define PA_REGISTERS_32(c) PA_32(c, 0)
-#define PA_REGISTERS_64(c) PA_32(c, 0), PA_32(c, 32)
-#define PA_REGISTERS_96(c) PA_32(c, 0), PA_32(c, 32), PA_32(c, 64)
+#define PA_REGISTERS_32(c) PA_8(c, 0), PA_8(c, 8), PA_8(c, 16), PA_8(c, 24)
+#define PA_REGISTERS_40(c) PA_REGISTERS_32(c), PA_8(c, 32)
+#define PA_REGISTERS_64(c) PA_REGISTERS_40(c), PA_8(c, 40), PA_8(c, 48), PA_8(c, 56)
+#define PA_REGISTERS_80(c) PA_REGISTERS_64(c), PA_8(c, 64), PA_8(c, 72)
+#define PA_REGISTERS_88(c) PA_REGISTERS_80(c), PA_8(c, 80)
+#define PA_REGISTERS_96(c) PA_REGISTERS_88(c), PA_8(c, 88)
 
 // Products of N columns, R = N / 2 registers a thread, whose operands are numbered behind them: I to M are R to R + 5.
 #define PA_FROM_SHARED(N, R, TYPE, I, J, K)                                                                                     \
@@ -83,7 +84,10 @@ __device__ __forceinline__ void settle(float (&c)[kRegisters]) {
         else PA_FROM_REGISTERS(N, R, "bf16", "1", I, J, K, L, M, O);                                                            \
     }
 PA_PRODUCTS(64, 32, 32, 33, 34, 35, 36, 37)
+PA_PRODUCTS(80, 40, 40, 41, 42, 43, 44, 45)
 PA_PRODUCTS(128, 64, 64, 65, 66, 67, 68, 69)
+PA_PRODUCTS(160, 80, 80, 81, 82, 83, 84, 85)
+PA_PRODUCTS(176, 88, 88, 89, 90, 91, 92, 93)
 PA_PRODUCTS(192, 96, 96, 97, 98, 99, 100, 101)
 
 // What roles of a CTA need, besides.
