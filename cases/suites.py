@@ -59,7 +59,7 @@ QUICK: Suite = (
     *(case for case in edges.EDGES if case.name in ODD_SHAPES),
     # On a GPU.
     facts.A, facts.C, facts.E, facts.F,
-    decode.LLAMA3_70B_SERVED, decode.LLAMA_7B_ASCEND, decode.GPT_OSS_SERVED, prefill.CHUNKED,
+    decode.LLAMA3_70B_SERVED, decode.LLAMA_7B_ASCEND, prefill.CHUNKED,
     facts.E4M3[4], masks.GPT_OSS_WINDOW_SERVED,
     writes.PREFILL_16384, copies.MANY,
 )
