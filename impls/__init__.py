@@ -70,13 +70,13 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="cuda.tensor_core", op="attention", prepare="impls.cuda.tensor_core:prepare",
         layouts=(HND_SWIZZLED, HND, NHD, KV_NHD), devices=("cuda",),
-        limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=1),
+        limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=8, features=EVERYTHING),
         available="impls.cuda.tensor_core:why_no_tensor_cores",
         params={
-            "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (2, 3, 4),
+            "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (2, 3, 4), "tile": (0, 16, 32),
             "copy": ("planned", "bulk", "async", "load", "load_once"),
         },
-        note="persistent, equal shares of all sequences, heads in the tensor cores' tile",
+        note="persistent, equal shares of all sequences, heads and query tokens in the tensor cores' tile",
     ),
     Impl(
         name="cuda.prefill", op="attention", claims=DETERMINISTIC, timed_from=2,

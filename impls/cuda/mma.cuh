@@ -8,10 +8,9 @@
 //   C  16 x 8     4 floats       rows 0-7 (two columns a lane), then rows 8-15
 #pragma once
 
-#include "paged.cuh"
+#include "widen.cuh"
 
-template <typename T> constexpr bool kIsF16 = false;
-template <> constexpr bool kIsF16<__half> = true;
+template <typename T> constexpr bool kIsF16 = kIsSame<T, __half>;
 
 // Four matrices from shared memory: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes of it.
 __device__ __forceinline__ void load_matrices(unsigned (&to)[4], unsigned address) {
@@ -32,7 +31,7 @@ __device__ __forceinline__ unsigned transpose(unsigned matrix) {
 
 // c += a * b
 __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    if constexpr (kIsF16<Scalar>) {
+    if constexpr (kIsF16<Factor>) {
         asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                      "{%0, %1, %2, %3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -47,7 +46,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
 
 // Two floats as a register's lower and upper half.
 __device__ __forceinline__ unsigned pack(float low, float high) {
-    if constexpr (kIsF16<Scalar>) {
+    if constexpr (kIsF16<Factor>) {
         const __half2 pair = __floats2half2_rn(low, high);
         return *reinterpret_cast<const unsigned*>(&pair);
     } else {

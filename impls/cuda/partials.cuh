@@ -1,7 +1,7 @@
-// partials.cuh -- what warps, and shares, hold of the same heads, merged: first within a team, in shared memory, then, where a
+// partials.cuh -- what warps, and shares, hold of the same query rows, merged: first within a team, in shared memory, then, where a
 // sequence lies in several shares, by the team that arrives last, from global memory.
 //
-//   partial    of a head: most, the maximum of its scores (log2); total, of exp2(score - most); sums, of that * value
+//   partial    of a row, one head of one query token: most, the maximum of its scores (log2); total, of exp2(score - most); sums, of that * value
 #pragma once
 
 #include "paged.cuh"
@@ -10,10 +10,15 @@
 constexpr int kQuads = kHeadDim / 4;    // of a row of sums
 constexpr int kAtOnce = PA_AT_ONCE;     // partials of other teams read at a time: each turn costs a trip to L2
 
+constexpr int kWarpRows = kRows / kCrew;                    // of a warp
+constexpr int kSlice = kWarpRows <= 16 ? kWarpRows : 8;    // rows of a warp that are merged at once, in so much shared memory
+constexpr int kSlices = kWarpRows / kSlice;
+static_assert(kWarpRows % kSlice == 0, "PA_ROWS must be a multiple of 8 for a warp of more than 16");
+
 // A warp's partials of a segment. The padding spreads what a warp stores at once over all banks (accumulator.cuh).
 struct Partials {
-    alignas(16) float sums[kHeads][kHeadDim + 4];
-    float2 stats[kHeads];    // most, total
+    alignas(16) float sums[kSlice][kHeadDim + 4];
+    float2 stats[kSlice];    // most, total
 };
 
 struct Merged {
@@ -24,6 +29,11 @@ struct Merged {
     // exp2(x - most), where a maximum of -inf stands for "no score yet" and must not give NaN.
     __device__ float weight(float x) const { return exp2f(x - (most == -CUDART_INF_F ? 0.0f : most)); }
 
+    // Count a score (log2) that has no value.
+    __device__ void add_sink(float score) {
+        rise(score);
+        total += weight(score);
+    }
     __device__ void rise(float to) {
         const float old = most;
         most = fmaxf(most, to);
@@ -44,13 +54,13 @@ __device__ __forceinline__ void team_sync(int team) {
     if constexpr (kTeam > 1) asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kTeam * 32) : "memory");
 }
 
-// Four elements of a head, over the warps of a team.
+// Four elements of a row, over the crews of a team; `partials` begin with those of the first crew's warp that has it.
 __device__ inline Merged merge_team(const Partials* partials, int head, int quad) {
     Merged merged;
 #pragma unroll
-    for (int w = 0; w < kTeam; ++w) merged.most = fmaxf(merged.most, partials[w].stats[head].x);
+    for (int w = 0; w < kTeam; w += kCrew) merged.most = fmaxf(merged.most, partials[w].stats[head].x);
 #pragma unroll
-    for (int w = 0; w < kTeam; ++w) {
+    for (int w = 0; w < kTeam; w += kCrew) {
         merged.add(partials[w].stats[head], *reinterpret_cast<const float4*>(&partials[w].sums[head][quad * 4]));
     }
     return merged;
@@ -58,8 +68,8 @@ __device__ inline Merged merge_team(const Partials* partials, int head, int quad
 
 // Workspace in global memory: two places a team, for the segments at the two ends of its share.
 struct Workspace {
-    float4* sums;        // [teams * 2, kHeads, kQuads]
-    float2* stats;       // [teams * 2, kHeads]
+    float4* sums;        // [teams * 2, kRows, kQuads]
+    float2* stats;       // [teams * 2, kRows]
     unsigned* arrived;   // [num_seqs, num_kv_heads * kParts]    shares that left their partials; 0 between launches
 };
 
@@ -81,7 +91,7 @@ struct Spread {
 };
 
 __device__ inline void store(const Workspace& workspace, int place, int head, int quad, const Merged& merged) {
-    const int row = place * kHeads + head;
+    const int row = place * kRows + head;
     workspace.sums[(long long)row * kQuads + quad] = merged.sums;
     if (quad == 0) workspace.stats[row] = make_float2(merged.most, merged.total);
 }
@@ -97,7 +107,7 @@ __device__ inline Merged merge_shares(const Workspace& workspace, const Spread& 
         for (int i = 0; i < kAtOnce; ++i) {
             sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), stats[i] = make_float2(-CUDART_INF_F, 0.0f);
             if (begin + i > spread.last_column) continue;
-            const int row = spread.place(begin + i) * kHeads + head;
+            const int row = spread.place(begin + i) * kRows + head;
             sums[i] = __ldcg(workspace.sums + (long long)row * kQuads + quad);
             stats[i] = __ldcg(workspace.stats + row);
         }

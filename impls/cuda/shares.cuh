@@ -1,11 +1,13 @@
 // shares.cuh -- the plan, made on the device at the start of each launch: every team of warps gets an equal share of all work.
 //
-//   part      query heads of one KV head that a warp takes at once; all of a group up to 16
-//   tile      kTile tokens of one sequence, the last one perhaps fewer, for one part
-//   row       all tiles of all sequences for one part, in order, then (`rounds` times) for the part `lanes` further on
-//   lanes     parts that walk the same row side by side, so that heads of a block are read at about the same time; a few teams
+//   row       a query row: one head of one query token. Those that read one KV head are counted token by token
+//   part      query rows of one KV head that are taken at once; all of a group up to 16, of several tokens up to 64
+//   crew      kCrew warps that take a part's tiles together, each for rows of its own; one warp up to 32 rows
+//   tile      kTile tokens of one sequence, the last one perhaps fewer, for one part; none that no query token sees
+//   line      all tiles of all sequences for one part, in order, then (`rounds` times) for the part `lanes` further on
+//   lanes     parts that walk the same line side by side, so that heads of a block are read at about the same time; a few teams
 //             may be left over, and have no share
-//   share     an equal part of a row: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
+//   share     an equal piece of a line: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
 //   segment   what a share holds of one sequence
 //
 // Nothing depends on the host but how many teams there are: a captured launch stays right when lengths change.
@@ -14,22 +16,46 @@
 #include "paged.cuh"
 
 // Specialised by tensor_core.py.
-constexpr int kHeads = PA_HEADS;    // query heads of a part
-constexpr int kWarps = PA_WARPS;    // of a CTA
-constexpr int kTeam = PA_TEAM;      // warps of a team: they take the tiles of a share in turn
+constexpr int kQueries = PA_QUERIES;    // query tokens of a sequence, at most
+constexpr int kWindowTokens = PA_WINDOW_TOKENS;    // that a query token sees, itself included; 0 without kWindow
+constexpr int kRows = PA_ROWS;          // query rows of a part
+constexpr int kHeads = kRows;           // of one query token
+constexpr int kWarps = PA_WARPS;        // of a CTA
+constexpr int kTeam = PA_TEAM;          // warps of a team: its crews take the tiles of a share in turn
+constexpr int kCrew = PA_CREW;          // warps of a crew
+constexpr int kTile = PA_TILE;          // tokens
 
-constexpr int kParts = (kGroup + kHeads - 1) / kHeads;    // of a group
+constexpr int kParts = (kGroup * kQueries + kRows - 1) / kRows;    // of a KV head's query rows
 constexpr int kThreads = kWarps * 32;
 constexpr int kTeams = kWarps / kTeam;    // of a CTA
-constexpr int kTile = 16;                 // tokens
+constexpr int kCrews = kTeam / kCrew;     // of a team
 static_assert(kWarps % kTeam == 0, "PA_TEAM must divide PA_WARPS");
+static_assert(kTeam % kCrew == 0, "PA_CREW must divide PA_TEAM");
+static_assert(kTile % 16 == 0, "PA_TILE must be a multiple of 16, the rows of an MMA tile");
 
-struct alignas(8) Sequence {
+template <bool kSeveral> struct alignas(8) SequenceOf {
     int first_tile;    // tiles of all sequences before it
     int num_tokens;    // 0 without a query token
-};
 
-__device__ inline int tiles_of(const Sequence& sequence) { return (sequence.num_tokens + kTile - 1) / kTile; }
+    __device__ SequenceOf(int first_tile, int num_tokens, int) : first_tile(first_tile), num_tokens(num_tokens) {}
+    __device__ int num_queries() const { return 1; }
+};
+template <> struct alignas(16) SequenceOf<true> {
+    int first_tile, num_tokens, queries;
+
+    __device__ SequenceOf(int first_tile, int num_tokens, int queries)
+        : first_tile(first_tile), num_tokens(num_tokens), queries(queries) {}
+    __device__ int num_queries() const { return queries; }
+};
+using Sequence = SequenceOf<(kQueries > 1)>;
+
+// The first token that a query token sees: the earliest's window begins first.
+__device__ inline int first_seen(const Sequence& sequence) {
+    return !kWindow ? 0 : max(sequence.num_tokens - sequence.num_queries() - kWindowTokens + 1, 0);
+}
+__device__ inline int tiles_of(const Sequence& sequence) {
+    return (sequence.num_tokens + kTile - 1) / kTile - first_seen(sequence) / kTile;
+}
 
 // List `sequences` [num_seqs + 1] in shared memory, for all threads to read; the last one ends the list. All threads call it.
 __device__ inline void list_sequences(Sequence* sequences, const int* seq_lens, const int* query_start_loc, int num_seqs) {
@@ -38,12 +64,13 @@ __device__ inline void list_sequences(Sequence* sequences, const int* seq_lens, 
     int before = 0;    // tiles of earlier turns
     for (int begin = 0; begin <= num_seqs; begin += kThreads) {
         const int seq = begin + threadIdx.x;
-        int num_tokens = 0;
+        int num_tokens = 0, num_queries = 0;
         if (seq < num_seqs) {    // three loads at once, none waits for another
             const int first_query = query_start_loc[seq], past_query = query_start_loc[seq + 1], seq_len = seq_lens[seq];
             num_tokens = first_query < past_query ? max(seq_len, 0) : 0;
+            if constexpr (kQueries > 1) num_queries = past_query - first_query;
         }
-        const int tiles = (num_tokens + kTile - 1) / kTile;
+        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries));
         int sum = tiles;    // of the lanes up to this one
         for (int offset = 1; offset < 32; offset *= 2) {
             const int below = __shfl_up_sync(0xffffffffu, sum, offset);
@@ -56,12 +83,12 @@ __device__ inline void list_sequences(Sequence* sequences, const int* seq_lens, 
             if (w < warp) past += by_warp[w];
             before += by_warp[w];
         }
-        if (seq <= num_seqs) sequences[seq] = {past + sum - tiles, num_tokens};
+        if (seq <= num_seqs) sequences[seq] = Sequence(past + sum - tiles, num_tokens, num_queries);
         __syncthreads();    // the list is there, and by_warp may be overwritten
     }
 }
 
-// Positions count the tiles of a row.
+// Positions count the tiles of a line.
 struct Segment {
     int seq, round;
     int first;         // position of the sequence's first tile
@@ -73,14 +100,14 @@ struct Shares {
     int num_seqs;
     int num_tiles;    // of all sequences
     int lanes;
-    int columns;      // shares that a row is cut into; each holds at least one tile
+    int columns;      // shares that a line is cut into; each holds at least one tile
     int shorter;      // tiles of a share; the first `longer` of them have one more
     int longer;
 
     __device__ Shares(const Sequence* sequences, int num_seqs, int lanes, int rounds, int num_teams)
         : sequences(sequences), num_seqs(num_seqs), num_tiles(sequences[num_seqs].first_tile), lanes(lanes) {
         const int length = num_tiles * rounds;
-        columns = min(num_teams / lanes, (length + kTeam - 1) / kTeam);    // a tile for each warp before another share
+        columns = min(num_teams / lanes, (length + kCrews - 1) / kCrews);    // a tile for each crew before another share
         shorter = length / max(columns, 1), longer = length - shorter * columns;
     }
 
@@ -89,6 +116,11 @@ struct Shares {
     __device__ int column_of(int position) const {
         const int first_shorter = longer * (shorter + 1);
         return position < first_shorter ? position / (shorter + 1) : longer + (position - first_shorter) / shorter;
+    }
+
+    // The first token of a segment's tile.
+    __device__ int token_of(const Segment& segment, int position) const {
+        return (position - segment.first + first_seen(sequences[segment.seq]) / kTile) * kTile;
     }
 
     // The segment that begins at `position`, of a share that ends at `end`.

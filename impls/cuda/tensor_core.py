@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
 from impls.cuda import fragments, jit
-from impls.cuda.attention import SIGNATURE, Attention, Shape, load
+from impls.cuda.attention import Attention, Shape, load
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
 from impls.cuda.split_kv import count_sms
 from impls.cuda.toolkit import why_older
@@ -29,8 +29,8 @@ IDLE = 0.05          # of all teams, at most, that may go without work to have m
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 
-#: and sums, stats, arrived | lanes
-TENSOR_CORE_SIGNATURE = SIGNATURE + "PPPi"
+#: after what every attention kernel takes: sums, stats, arrived | lanes
+OWN_SIGNATURE = "PPPi"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,9 @@ class Teams:
         """The macros of shares.cuh, partials.cuh and ring.cuh."""
         at_once = fragments.partials_at_once(self.warps) if self.copy in fragments.LOADS else 16
         return {
-            "PA_HEADS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
+            "PA_ROWS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
             "PA_COPY": self.copy.upper(), "PA_AT_ONCE": at_once,
+            "PA_QUERIES": 1, "PA_WINDOW_TOKENS": 0, "PA_CREW": 1, "PA_TILE": TILE,
         }
 
 
@@ -68,12 +69,14 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     as registers do. Raises Unsupported where nothing fits, the team does not divide the warps, `arch` has no bulk copies to be
     asked for, or loads cannot read the layout.
     """
-    params = {"team": 0, "warps": 0, "stages": 2, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "tile": 0, "stages": 2, "copy": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
     copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
+    if params["tile"] not in (0, TILE):
+        raise Unsupported(f"tile must be {TILE} for plain decode of 16-bit caches (got {params['tile']})")
     stages, most = params["stages"], WARPS
     if copy in fragments.LOADS:
         fragments.refuse(shape, copy, stages)
@@ -144,9 +147,8 @@ class TensorCore(Attention):
         from harness.guards import workspace
 
         self._num_ctas, shape = count_sms(spec.device), Shape.of(spec)
-        self._teams = plan_teams(shape, spec, self._num_ctas, jit.arch_of(spec.device))
-        built = build(shape, self._teams, spec.max_num_seqs)
-        self._kernel, resources = load(built, spec.device, TENSOR_CORE_SIGNATURE)
+        self._teams, built = self._choose(shape, jit.arch_of(spec.device))
+        self._kernel, resources = load(built, spec.device, shape.signature + OWN_SIGNATURE)
         self.kernels = (resources,)
 
         num_heads = spec.num_kv_heads * self._teams.parts
@@ -161,6 +163,11 @@ class TensorCore(Attention):
         self._extra = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr(), self._lanes)
         self._grid, self._threads = (self._num_ctas, 1, 1), 32 * self._teams.warps
         self.ledger["teams"] = f"{num_teams} of {self._teams.team} warps, {self._lanes} heads side by side"
+
+    def _choose(self, shape: Shape, arch: str) -> tuple[Any, Build]:
+        """How warps share the work, and the kernel."""
+        teams = plan_teams(shape, self._spec, self._num_ctas, arch)
+        return teams, build(shape, teams, self._spec.max_num_seqs)
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
         self._kernel(self._grid, self._threads, stream, *values, *self._extra)
@@ -214,4 +221,10 @@ def builds(arch: str) -> list[Build]:
     return made
 
 
-prepare = TensorCore
+def prepare(spec: AttentionSpec) -> TensorCore:
+    """Plain decode by tensor_core.cu, all else by tensor_core_general.cu."""
+    if spec.max_q_len <= 1 and not spec.features:
+        return TensorCore(spec)
+    from impls.cuda.tensor_core_general import GeneralTensorCore
+
+    return GeneralTensorCore(spec)

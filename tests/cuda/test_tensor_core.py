@@ -11,7 +11,7 @@ from harness.ops.attention import AttentionSpec
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD
 from harness.registry import Unsupported
 from impls import IMPLS
-from impls.cuda import tensor_core, toolkit
+from impls.cuda import tensor_core, tensor_core_general, toolkit
 from impls.cuda.attention import Shape
 from impls.cuda.builds import ARCHS, SHARED_LIMIT
 
@@ -34,6 +34,12 @@ def spec_of(num_seqs, seq_len, fill=1.25, **changes):
 
 def plan(spec, arch="sm_90"):
     return tensor_core.plan_teams(Shape.of(spec), spec, SMS, arch)
+
+
+def plan_any(spec):
+    """As `prepare` chooses between the two kernels."""
+    plan_teams = tensor_core_general.plan_crews if spec.features or spec.max_q_len > 1 else tensor_core.plan_teams
+    return plan_teams(Shape.of(spec), spec, SMS, "sm_90")
 
 
 # How warps make teams
@@ -132,15 +138,17 @@ def test_it_is_available_from_8_0_on(monkeypatch, capability, missing):
 
 @pytest.mark.parametrize("name", sorted(IMPL.params))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, with 4 warps, or by loads, makes a kernel of its own."""
+    """Each value of each parameter, the others at their defaults, with 4 warps, or by loads, makes a kernel of its own: of
+    plain decode, or of an 8-bit cache."""
     chosen = set()
     for value in IMPL.params[name]:
-        for others in ({}, {"warps": 4}, {"copy": "load"}):
+        for kv_dtype, others in itertools.product((None, "e4m3"), ({}, {"warps": 4}, {"copy": "load"})):
             params = IMPL.resolve_params(others | {name: value})
             try:
-                chosen.add((value, getattr(plan(dataclasses.replace(SPEC, layout=HND, params=params)), name)))
+                teams = plan_any(dataclasses.replace(SPEC, layout=HND, kv_dtype=kv_dtype, params=params))
             except Unsupported:
                 continue
+            chosen.add((value, getattr(teams, name, 16)))
 
     assert {value for value, _ in chosen} == set(IMPL.params[name])
     asked = {got for value, got in chosen if value not in (0, "planned")}
@@ -154,6 +162,7 @@ def test_every_declared_choice_is_reachable(name):
         (HND_SWIZZLED, {"warps": 8, "stages": 4}, "shared memory must hold .* set fewer stages"),
         (HND_SWIZZLED, {"copy": "load"}, r"copy=load must have the chunks of a row in order \(got HND_SWIZZLED\)"),
         (HND, {"copy": "load_once", "stages": 3}, r"copy=load_once has no ring: stages must be left at 2 \(got 3\)"),
+        (HND, {"tile": 32}, r"tile must be 16 for plain decode of 16-bit caches \(got 32\)"),
     ],
     ids=str,
 )

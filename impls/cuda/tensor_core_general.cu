@@ -1,0 +1,168 @@
+// tensor_core_general.cu -- as tensor_core.cu, with all that is asked besides plain decode: several query tokens a sequence, 8-bit
+// caches, a sliding window, softcap, ALiBi, sinks.
+//
+//   out[i,h,:] = sum_t softmax_t(a[i,h,t]) * value[t,g,:],   g = h / group,   a: scores.cuh, t: the tokens that token i sees
+//
+// Tensors      as in tensor_core.cu, but for
+//   query_start_loc         [num_seqs + 1]                                           int32, at most kQueries tokens a sequence
+//   key_cache, value_cache  by kLayout, blocks strided                               Cache, 16-byte aligned
+//   layer                   scales of 8-bit caches, sinks, slopes: scores.cuh        float
+// Work         as in tensor_core.cu. Rows of the second factor of both products are query heads of all query tokens of a sequence:
+//              8 a column of MMA tiles, of which a warp has up to 4; more rows are a crew's, whose warps read the same tiles
+// Reads        no table entry of a block, and no slot of a tile, that no query token sees; K and V once for kRows query rows.
+// Sums         in float; weights are rounded to Factor for the second product.
+
+#include "lazy.cuh"
+#include "mbarrier.cuh"
+
+static_assert(
+    kWarps / kCrew * kRingBytes + kWarps * sizeof(Partials) + kTeams * kQueriesBytes == PA_CTA_BYTES,
+    "PA_CTA_BYTES must be what a CTA takes of shared memory, besides the list of sequences");
+
+constexpr bool kAlone = kCrew == 1 && kSlices == 1;    // a warp leaves all rows of the part at once
+
+// Where the rows of a part go.
+struct Output {
+    Scalar* out;           // the first row's, of the sequence's first query token
+    float* lse;
+    const float* sinks;    // from the KV head's first query head on
+    int first_row;         // among the KV head's
+    long long out_stride;
+    int num_q_heads;
+
+    // Four elements of a row; lse with the first four.
+    __device__ void write(int row, int quad, Merged merged) const {
+        const int head = (first_row + row) % kGroup;
+        if constexpr (kSinks) merged.add_sink(__ldg(sinks + head) * kLog2e);
+        const long long its_lse = (long long)((first_row + row) / kGroup) * num_q_heads + head;
+        write_out(out + row_offset(first_row, row, out_stride), lse + its_lse, quad, merged);
+    }
+};
+
+// Merge what the team's warps left of a slice of the part's rows, and write it or store it for a later team.
+__device__ __forceinline__ void merge_slice(
+    const Partials* partials, int slice, bool whole, const Workspace& workspace, int place, int thread, int num_rows,
+    const Output& output) {
+    for (int i = thread; i < (kAlone ? num_rows : kCrew * kSlice) * kQuads; i += kTeam * 32) {
+        int row = i / kQuads, of_slice = row, warp = 0;
+        const int quad = i % kQuads;
+        if constexpr (!kAlone) {
+            warp = row / kSlice, of_slice = row % kSlice, row = warp * kWarpRows + slice * kSlice + of_slice;
+            if (row >= num_rows) continue;
+        }
+        const Merged merged = merge_team(partials + warp, of_slice, quad);
+        if (whole) output.write(row, quad, merged);
+        else store(workspace, place, row, quad, merged);
+    }
+}
+
+// Merge and write, or leave for a later team, what the team's warps hold of a segment.
+__device__ __forceinline__ void finish(
+    LazyAccumulator& mine, Partials& own, const Partials* partials, const Shares& shares, const Segment& segment,
+    const Workspace& workspace, int column, int lane_of_heads, int team, int num_rows, float value_scale, unsigned* arrived,
+    const Output& output) {
+    mine.leave(own, 0, value_scale);
+    const int thread = threadIdx.x % (kTeam * 32), past = segment.first + tiles_of(shares.sequences[segment.seq]);
+    const bool whole = segment.begin == segment.first && segment.end == past;
+    const Spread spread(shares, segment.first, past, lane_of_heads);
+    const int place = spread.place(column);
+    team_sync(team);
+    merge_slice(partials, 0, whole, workspace, place, thread, num_rows, output);
+#pragma unroll
+    for (int slice = 1; slice < kSlices; ++slice) {
+        team_sync(team);    // all have read the slice before
+        mine.leave(own, slice, value_scale);
+        team_sync(team);
+        merge_slice(partials, slice, whole, workspace, place, thread, num_rows, output);
+    }
+    if (!whole && arrives_last(arrived, spread.count(), team, thread == 0)) {
+        for (int i = thread; i < num_rows * kQuads; i += kTeam * 32) {
+            const int row = i / kQuads, quad = i % kQuads;
+            output.write(row, quad, merge_shares(workspace, spread, row, quad));
+        }
+    }
+    team_sync(team);    // all have read the partials, before the next are stored
+}
+
+// Rows of query tokens without a key, of every gridDim.x-th sequence.
+__device__ inline void write_empty(
+    Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride,
+    const float* sinks) {
+    for (int seq = blockIdx.x; seq < shares.num_seqs; seq += gridDim.x) {
+        if (shares.sequences[seq].num_tokens > 0) continue;
+        const int past = query_start_loc[seq + 1];
+        for (int token = query_start_loc[seq]; token < past; ++token) {
+            for (int i = threadIdx.x; i < num_q_heads * kQuads; i += kThreads) {
+                const int head = i / kQuads;
+                Merged none;
+                if constexpr (kSinks) none.add_sink(__ldg(sinks + head) * kLog2e);
+                write_out(
+                    out + token * out_stride + head * kHeadDim, lse + (long long)token * num_q_heads + head, i % kQuads, none);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
+    Scalar* out, float* lse, const Scalar* query, const Cache* key_cache, const Cache* value_cache,
+    const int* block_tables, const int* query_start_loc, const int* seq_lens,
+    int num_seqs, int num_q_heads, int num_kv_heads,
+    long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
+    float scale LAYER_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
+    extern __shared__ __align__(128) unsigned char memory[];    // rings, partials, queries, sequences; sized by tensor_core.py
+    __shared__ Barrier barriers[kWarps][kStages];
+    Partials* all_partials = reinterpret_cast<Partials*>(memory + kWarps / kCrew * kRingBytes);
+    unsigned char* all_queries = reinterpret_cast<unsigned char*>(all_partials + kWarps);
+    Sequence* sequences = reinterpret_cast<Sequence*>(all_queries + kTeams * kQueriesBytes);
+
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    if (lane == 0) {
+        for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
+        publish_barriers();
+    }
+    list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
+
+    const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_parts = num_kv_heads * kParts;
+    const Shares shares(sequences, num_seqs, lanes, num_parts / lanes, gridDim.x * kTeams);
+    const int column = global_team / lanes, lane_of_heads = global_team % lanes;
+    if (column < shares.columns) {
+        const int end = shares.begin(column + 1), begin = shares.begin(column);
+        Segment segment = shares.find(begin, end);
+        const int crew = warp / kCrew;    // of the CTA
+        int position = begin + (crew % kCrews + kCrews - begin % kCrews) % kCrews;    // the crew's: every kCrews-th
+        Ring ring(
+            {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
+            shares, segment, position, end, memory + crew * kRingBytes, barriers[crew * kCrew], lane, crew, warp % kCrew == 0);
+        const Workspace workspace = {sums, stats, arrived};
+        Queries* queries = reinterpret_cast<Queries*>(all_queries) + team;
+        while (true) {
+            const int part = segment.round * lanes + lane_of_heads;    // of all KV heads' parts
+            const int kv_head = part / kParts, first_row = part % kParts * kRows;
+            const Sequence& sequence = sequences[segment.seq];
+            const int num_rows = min(kRows, kGroup * sequence.num_queries() - first_row);
+            const int q_head = kv_head * kGroup;    // the first
+            const int token = query_start_loc[segment.seq];
+            const Scalar* rows = query + token * query_stride + q_head * kHeadDim;
+            if constexpr (!kInRegisters) {
+                queries->fill(rows, first_row, num_rows, query_stride, scale, threadIdx.x % (kTeam * 32));
+                team_sync(team);
+            }
+            const int before = warp % kCrew * kWarpRows;
+            const Scoring scoring(layer, lane, first_row + before, first_row + num_rows, sequence, kv_head * kGroup);
+            LazyAccumulator mine(
+                rows, first_row, before, num_rows, query_stride, queries, scale, scale_of(scale, layer, kv_head), scoring, lane);
+            for (; position < segment.end; position += kCrews) {
+                mine.add(ring.wait(), shares.token_of(segment, position));
+                ring.refill();
+            }
+            finish(
+                mine, all_partials[warp], all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team, num_rows,
+                cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
+                {out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head,
+                 kSinks ? layer.sinks + q_head : nullptr, first_row, out_stride, num_q_heads});
+            if (segment.end == end) break;
+            segment = shares.after(segment, end);
+        }
+    }
+    write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride, layer.sinks);
+}
