@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
+LOAD_SHARE = 2       # tiles of a warp, of a CTA's eight, from which on loads to registers beat cp.async into a ring
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
@@ -72,7 +73,9 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     params = {"team": 0, "warps": 0, "tile": 0, "stages": 2, "copy": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
-    copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
+    copy = params["copy"]
+    if copy == "planned":
+        copy = choose_copy(shape, arch, parts, count_tiles(spec, parts) / (num_sms * max(WARPS)), params["stages"])
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if params["tile"] not in (0, TILE):
@@ -92,9 +95,20 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     return Teams(heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy)
 
 
-def choose_copy(shape: Shape, arch: str) -> str:
-    """Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one by one."""
-    return "bulk" if shape.layout == HND_SWIZZLED.name and has_bulk_copies(arch) else "async"
+def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stages: int = 2) -> str:
+    """Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one by one.
+
+    Plain rows come by loads to registers where that was measured to be faster, and from LOAD_SHARE tiles a warp on; what other
+    parts of a group are to read again is not asked to leave L2.
+    """
+    if not has_bulk_copies(arch):
+        return "async"
+    if shape.layout == HND_SWIZZLED.name:
+        return "bulk"
+    measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and shape.group >= 4 and stages == 2
+    if not measured or share < LOAD_SHARE:
+        return "async"
+    return "load_once" if parts == 1 else "load"
 
 
 def count_warps(
@@ -111,14 +125,15 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md.
+    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md."""
+    return max(min(most // 2, 4), 1) if count_tiles(spec, parts) / num_warps >= LONG_SHARE else most
 
-    The pool bounds how much there is in all: in a small one, few sequences are long.
-    """
+
+def count_tiles(spec: AttentionSpec, parts: int) -> int:
+    """The most tiles of a step. The pool bounds how much there is in all: in a small one, few sequences are long."""
     longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
     tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
-    share = tiles * spec.num_kv_heads * parts / num_warps
-    return max(min(most // 2, 4), 1) if share >= LONG_SHARE else most
+    return tiles * spec.num_kv_heads * parts
 
 
 def count_lanes(num_teams: int, num_heads: int) -> int:
