@@ -64,6 +64,30 @@ def test_teams_follow_from_capacities(spec, team):
 
 
 @pytest.mark.parametrize(
+    ("spec", "arch", "copy"),
+    [
+        (spec_of(64, 8192), "sm_90", "bulk"),
+        (spec_of(64, 8192), "sm_80", "async"),
+        (spec_of(64, 8192, layout=HND), "sm_90", "load_once"),
+        (spec_of(16, 512, layout=HND), "sm_90", "load_once"),
+        (spec_of(1, 2048, layout=HND), "sm_90", "async"),
+        (spec_of(64, 8192, layout=KV_NHD, num_q_heads=8), "sm_90", "async"),
+        (spec_of(64, 8192, layout=HND, head_dim=64), "sm_90", "async"),
+        (spec_of(64, 8192, layout=HND, num_q_heads=256), "sm_90", "load"),
+        (spec_of(64, 8192, layout=HND, params={"stages": 3}), "sm_90", "async"),
+        (spec_of(64, 8192, layout=HND), "sm_80", "async"),
+    ],
+    ids=[
+        "swizzled", "swizzled, before Hopper", "plain", "plain, some tiles a warp", "plain, one tile a warp", "one head a group",
+        "head_dim 64", "a group in parts", "three stages asked for", "plain, before Hopper",
+    ],
+)
+def test_plain_caches_come_by_loads_where_that_was_measured_to_be_faster(spec, arch, copy):
+    """From two tiles a warp on, at a head_dim of 128; what other parts of a group read again may stay in L2."""
+    assert plan(spec, arch).copy == copy
+
+
+@pytest.mark.parametrize(
     ("num_teams", "num_heads", "lanes"),
     [
         (132, 8, 8), (264, 8, 8), (264, 32, 32), (132, 2, 2), (132, 1, 1), (132, 100, 10), (132, 71, 1), (1056, 71, 1),
@@ -82,7 +106,8 @@ def test_as_many_heads_side_by_side_as_leave_few_teams_idle(num_teams, num_heads
 def test_as_many_warps_as_shared_memory_holds(head_dim, group, layout, arch):
     """Rings, partials and sequences fit, twice the warps would not, or there are eight; parts cover the group. An
     architecture that is not listed is taken for one with the least shared memory."""
-    spec = spec_of(256, 1024, head_dim=head_dim, num_q_heads=group, num_kv_heads=1, layout=layout)
+    copy = "planned" if layout is HND_SWIZZLED else "async"
+    spec = spec_of(256, 1024, head_dim=head_dim, num_q_heads=group, num_kv_heads=1, layout=layout, params={"copy": copy})
     teams = plan(spec, arch)
     room = SHARED_LIMIT.get(arch, 99 * 1024) - tensor_core.STATIC_BYTES
     taken, twice = (
