@@ -228,7 +228,7 @@ class Engine:
         count = len(batch.sampled)
         drawn = [i for i, sequence in enumerate(batch.sampled) if not sequence.group.request.sampling.is_greedy]
         in_order = rows[:count] == list(range(count))
-        if not drawn and in_order and not (batch.is_decode and count > len(batch.rows)):
+        if not drawn and in_order:
             return result.best[:count]
         device = result.best.device
         tokens = result.best[:count] if in_order else result.best[upload(torch.tensor(rows[:count]), device)]

@@ -28,6 +28,8 @@ class GraphBucket(Bucket):
         self, size: int, attention: StepAttention, buffers: StepBuffers, handle: int, body: Callable[[], Result], pool: object
     ) -> None:
         super().__init__(size, attention, buffers, handle, body)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a step in flight may still read the buffer that is filled now
         buffers.fill_padding(size)
         buffers.upload(size)
         self.plan()
