@@ -76,10 +76,16 @@ def activate(handle: int, step: StepAttention | None) -> None:
 Caches = tuple[torch.Tensor | None, ...]
 
 
-def bind_caches(module: Any, key_caches: Caches, value_caches: Caches) -> None:
+def bind_caches(module: Any, handle: int, key_caches: Caches, value_caches: Caches) -> None:
     """Give each layer its caches, or none. As attributes: to a compiler they are inputs, and all layers one graph."""
+    module.paged_handle = handle
     for layer, key_cache, value_cache in zip(module.model.layers, key_caches, value_caches, strict=True):
         layer.self_attn.paged_key_cache, layer.self_attn.paged_value_cache = key_cache, value_cache
+
+
+def is_bound(module: Any, handle: int) -> bool:
+    """Whether the caches of a model's layers are those of the engine with this handle."""
+    return bool(module.paged_handle == handle)
 
 
 def attend(

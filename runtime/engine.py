@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.names import UsageError
 from harness.registry import Registry
-from runtime.attention import activate, bind_caches, new_handle
+from runtime.attention import activate, bind_caches, is_bound, new_handle
 from runtime.batch import Batch
 from runtime.beams import Found, best_continuations
 from runtime.clock import StepClock
@@ -69,7 +70,7 @@ class Engine:
         self.kernels = Kernels(shape, decode=settings.impl, prefill=settings.prefill, registry=registry)
         caches = self.kernels.empty_caches()
         self.handle = new_handle()
-        bind_caches(model.module, *caches)
+        bind_caches(model.module, self.handle, *caches)
         if settings.compile != "no":
             model.compile(settings.compile)
         self.manager = BlockManager(shape.num_blocks, settings.block_size, num_host_blocks=settings.num_host_blocks)
@@ -115,8 +116,9 @@ class Engine:
     def close(self) -> None:
         """Give the caches and graphs back; the model can then serve another engine."""
         activate(self.handle, None)
-        nothing = (None,) * self.kernels.shape.num_layers
-        bind_caches(self.model.module, nothing, nothing)
+        if is_bound(self.model.module, self.handle):
+            nothing = (None,) * self.kernels.shape.num_layers
+            bind_caches(self.model.module, self.handle, nothing, nothing)
         for name in ("_mover", "runner", "buckets"):
             delattr(self, name)
 
@@ -178,6 +180,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """Launch the next batch, then take in the one before; returns what has become known."""
+        if not is_bound(self.model.module, self.handle):
+            raise UsageError("Engine.step: the model serves another engine, made later: one model, one engine at a time")
         batch = self.scheduler.schedule()
         flight = None
         if batch is not None:
@@ -224,7 +228,7 @@ class Engine:
         count = len(batch.sampled)
         drawn = [i for i, sequence in enumerate(batch.sampled) if not sequence.group.request.sampling.is_greedy]
         in_order = rows[:count] == list(range(count))
-        if not drawn and in_order and not (batch.is_decode and count > len(batch.rows)):
+        if not drawn and in_order:
             return result.best[:count]
         device = result.best.device
         tokens = result.best[:count] if in_order else result.best[upload(torch.tensor(rows[:count]), device)]

@@ -28,6 +28,8 @@ class GraphBucket(Bucket):
         self, size: int, attention: StepAttention, buffers: StepBuffers, handle: int, body: Callable[[], Result], pool: object
     ) -> None:
         super().__init__(size, attention, buffers, handle, body)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # a step in flight may still read the buffer that is filled now
         buffers.fill_padding(size)
         buffers.upload(size)
         self.plan()
@@ -83,14 +85,14 @@ def _replay_error(
     kernels: Kernels, buffers: StepBuffers, key_cache: torch.Tensor, value_cache: torch.Tensor, longest: int
 ) -> float:
     """Capture with short sequences, replay with long ones; the relative L2 of what differs from a launch of their own."""
-    shape = kernels.shape
-    query = torch.randn(2, shape.num_q_heads, shape.head_dim, device=shape.device).to(torch_dtype(shape.dtype))
+    shape, rows = kernels.shape, min(2, len(buffers.device.seq_lens))
+    query = torch.randn(rows, shape.num_q_heads, shape.head_dim, device=shape.device).to(torch_dtype(shape.dtype))
     outs: list[torch.Tensor] = []
     for lengths in ((1, 2), (longest, max(longest // 3, 1))):
-        buffers.fill_lengths(lengths)
-        buffers.upload(2)
-        step = buffers.attention_step(0, 2)
-        prepared = kernels.attention(kernels.decode, num_seqs=2, num_tokens=2, q_len=1)
+        buffers.fill_lengths(lengths[:rows])
+        buffers.upload(rows)
+        step = buffers.attention_step(0, rows)
+        prepared = kernels.attention(kernels.decode, num_seqs=rows, num_tokens=rows, q_len=1)
         prepared.plan(step)
         out, lse = torch.empty_like(query), torch.empty(query.shape[:2], device=query.device)
 

@@ -62,6 +62,7 @@ class Group:
         self.sequences: list[Sequence] = []
         self.scores: list[float] = [0.0]  # of beams, in the order of sequences
         self.is_forked = self.width == 1
+        self.is_beam_search = sampling.num_beams > 0
         self.in_flight = False
         self.preempted_by: str | None = None
         self.answers: dict[int, Answer] = {}
@@ -73,14 +74,14 @@ class Group:
         """
         if self.in_flight:
             return []
+        if len(self.sequences) == 1:  # most are so, and this is asked of all in every step
+            (sequence,) = self.sequences
+            unfed = sequence.num_unfed
+            return [(sequence, unfed)] if unfed else []
         found = [(sequence, sequence.num_unfed) for sequence in self.sequences]
-        if self.is_beam_search and any(unfed > 1 for _, unfed in found) and len(found) > 1:
+        if self.is_beam_search and any(unfed > 1 for _, unfed in found):
             found = [(sequence, unfed - 1) for sequence, unfed in found]
         return [(sequence, unfed) for sequence, unfed in found if unfed]
-
-    @property
-    def is_beam_search(self) -> bool:
-        return self.request.sampling.num_beams > 0
 
     @property
     def is_done(self) -> bool:

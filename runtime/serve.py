@@ -39,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str = "serve") -> No
     add("--dtype", choices=DTYPES, help="(bf16)")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:INDEX (default: the first GPU, else the CPU)")
     add("--requests", type=int, metavar="N", help="(256)")
-    add("--prompt", metavar="TOKENS", help="of each, or uniform from a span, 100-1024 (512)")
-    add("--output", metavar="TOKENS", help="of each, or a span (128)")
+    add("--prompt", metavar="TOKENS", help="of each, or uniform from a span, 100-1024; a list "
+        "with commas is a sweep (512)")  # fmt: skip
+    add("--output", metavar="TOKENS", help="of each, likewise (128)")
     add("--trace", default="", metavar="NAME|CSV", help=f"lengths of {', '.join(LENGTHS)}, or requests of a CSV file with the "
         "columns arrival (seconds), prompt, output")  # fmt: skip
     add("--seed", type=int, default=0, help="of lengths, prompts and random weights (0)")
@@ -100,18 +101,19 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def cases_of(arguments: argparse.Namespace) -> Iterator[ServeCase]:
-    """One case for each block size and concurrency."""
-    a_file = bool(arguments.trace) and arguments.trace not in LENGTHS
-    for block_size, concurrency in itertools.product(numbers(arguments, "block_size"), numbers(arguments, "concurrency")):
-        model = Path(arguments.model).stem.lower().replace("_", "-")
-        lengths = Path(arguments.trace).stem.lower() if arguments.trace else f"{arguments.prompt}.{arguments.output}"
+    """One case for each combination of lengths, block size and concurrency."""
+    trace = arguments.trace
+    digest = file_digest(Path(trace)) if trace and trace not in LENGTHS else ""
+    model = Path(arguments.model).stem.lower().replace("_", "-")
+    lengths = [("", "")] if trace else itertools.product(arguments.prompt.split(","), arguments.output.split(","))
+    sizes = itertools.product(numbers(arguments, "block_size"), numbers(arguments, "concurrency"))
+    for (prompt, output), (block_size, concurrency) in itertools.product(lengths, sizes):
+        load = Path(trace).stem.lower() if trace else f"{prompt}.{output}"
         yield ServeCase(
-            name=f"serve.{model}.{arguments.requests}x{lengths}.c{concurrency}.b{block_size}", model=arguments.model,
-            dtype=arguments.dtype, requests=arguments.requests, prompt="" if arguments.trace else arguments.prompt,
-            output="" if arguments.trace else arguments.output, trace=arguments.trace,
-            trace_digest=file_digest(Path(arguments.trace)) if a_file else "", seed=arguments.seed, block_size=block_size,
-            max_num_seqs=concurrency, max_num_tokens=max(arguments.max_num_tokens, concurrency),
-            num_blocks=arguments.num_blocks,
+            name=f"serve.{model}.{arguments.requests}x{load}.c{concurrency}.b{block_size}", model=arguments.model,
+            dtype=arguments.dtype, requests=arguments.requests, prompt=prompt, output=output, trace=trace,
+            trace_digest=digest, seed=arguments.seed, block_size=block_size, max_num_seqs=concurrency,
+            max_num_tokens=max(arguments.max_num_tokens, concurrency), num_blocks=arguments.num_blocks,
         )  # fmt: skip
 
 

@@ -155,6 +155,17 @@ def test_blocks_are_copied_on_write_once_answers_part():
 # What is refused
 
 
+def test_a_model_serves_one_engine_at_a_time():
+    """The caches are the later one's: the earlier one says so, and does not write into them."""
+    earlier, later = Watched(model()), Watched(model())
+    earlier.submit([1, 2], Sampling(max_tokens=2))
+    with pytest.raises(UsageError, match="serves another engine"):
+        earlier.step()
+    earlier.close()
+
+    assert len(later.generate([[1, 2]], Sampling(max_tokens=2, ignore_eos=True))[0][0].tokens) == 2
+
+
 @pytest.mark.parametrize(
     ("prompt", "rule"),
     [([], "empty"), ([512], "token ids are below 512"), ([1] * 159, "at most 160 together"), ("text", "integers")],
@@ -299,10 +310,11 @@ def frozen(run, pool=None):
     return graph, result
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
 @torch.inference_mode()
-def test_an_entry_whose_launches_cannot_be_replayed_is_found_out(monkeypatch):
+def test_an_entry_whose_launches_cannot_be_replayed_is_found_out(monkeypatch, max_num_seqs):
     """Its steps are launched one by one, and the engine says why; the trial leaves zeros in the caches."""
-    engine = Watched(model())
+    engine = Watched(model(), max_num_seqs=max_num_seqs)
     arguments = (engine.kernels, engine.runner.decode_buffers, *(caches[0] for caches in engine._mover._caches))
     monkeypatch.setattr(graphs, "capture", lambda run, pool=None: (Replayed(run), run()))
     assert graphs.why_no_replay(*arguments) is None

@@ -64,6 +64,17 @@ def test_replays_are_launches(config, impl):
     assert tokens == launched
 
 
+def test_the_plainest_kernel_and_the_fastest_give_the_same_tokens(config):
+    """Where they part, the two tokens were as likely as rounding tells: within 2% of the largest logit."""
+    plain, wanted = served(config, impl="cuda.per_token[HND]")
+    _, found = served(config, impl="cuda.tensor_core[HND]")
+    for key, tokens in wanted.items():
+        part = next((i for i, pair in enumerate(zip(tokens, found[key], strict=True)) if pair[0] != pair[1]), None)
+        if part is not None:
+            logits = plain.seen[key][part].float()
+            assert logits[tokens[part]] - logits[found[key][part]] <= 0.02 * logits.abs().max()
+
+
 def test_an_entry_that_deals_on_the_host_is_not_replayed(config):
     """torch.gather's launches depend on lengths: the trial finds that out, and the engine launches them one by one."""
     engine, tokens = served(config, impl="torch.gather[HND]")

@@ -61,12 +61,13 @@ def test_a_dry_run_serves_and_records(tmp_path, capsys):
 
 @needs_transformers
 def test_a_sweep_is_a_case_for_each_size(tmp_path):
-    """Each a row of its own; what is said is not made smaller by --dry."""
-    _, records = dry(tmp_path, "--block-size", "4,8", "--num-blocks", "20", "--requests", "3")
+    """Lengths and block sizes, each a row of its own; what is said is not made smaller by --dry."""
+    _, records = dry(tmp_path, "--block-size", "4,8", "--prompt", "5,9", "--num-blocks", "20", "--requests", "3")
 
-    assert [record.shape["block_size"] for record in records] == [4, 8]
-    assert [record.serving["num_requests"] for record in records] == [3, 3]
-    assert len({record.case_digest for record in records}) == 2
+    shapes = [(record.shape["prompt"], record.shape["block_size"]) for record in records]
+    assert shapes == [("5", 4), ("5", 8), ("9", 4), ("9", 8)]
+    assert [record.serving["num_requests"] for record in records] == [3] * 4
+    assert len({record.case_digest for record in records}) == 4
 
 
 @needs_transformers
