@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.ops import features
 from harness.ops.attention import AttentionSpec, AttentionStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import LAYOUTS
@@ -18,6 +19,7 @@ from harness.registry import Impl, Prepared, Unsupported, default_registry
 #: by kind of device, the best first. On a GPU only entries whose plan asks host copies for no more than capacities.
 PREFERRED = {"cuda": ("cuda.tensor_core", "cuda.split_kv", "cuda.per_token"), "cpu": ("torch.gather",)}
 DTYPES = {torch_dtype(name): name for name in ("f32", "f16", "bf16")}
+KV_DTYPES = {torch_dtype(name): name for name in features.KV_DTYPES}
 MOST_FORMS = 1024  # sets of shapes that are remembered
 
 Tensors = tuple[torch.Tensor, ...]
@@ -39,13 +41,13 @@ class Plan:
             host_block_tables=tables.numpy(), host_seq_lens=tables[:, 0].numpy(), host_query_start_loc=starts.numpy(),
         )  # fmt: skip
 
-    def run(self, step: AttentionStep, *tensors: torch.Tensor) -> None:
+    def run(self, step: AttentionStep, *tensors: torch.Tensor, **layer: torch.Tensor) -> None:
         """Plan, launch, and let go of the step: a graph's pool must not find its tensors held."""
         with self._lock:
             if self.index is not None:
                 self._wait()
             self.prepared.plan(step)
-            self.prepared.launch(*tensors)
+            self.prepared.launch(*tensors, **layer)
             self.prepared.plan(self._nothing)
 
     def _wait(self) -> None:
@@ -84,20 +86,33 @@ def release() -> None:
     _plans.clear()
 
 
-def find_form(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) -> Form:
-    """Return the form of a call, prepared. Raises ValueError for tensors that do not go together."""
-    key = (scale, layout, max_q_len, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call says besides its tensors."""
+
+    scale: float | None
+    layout: str
+    max_q_len: int
+    window: int | None
+    softcap: float | None
+
+
+def find_form(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> Form:
+    """Return the form of a call, prepared; `layer` holds what it names. Raises ValueError for what does not go together."""
+    forms = ((t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *layer.values()))
+    key = (asked, *layer, *forms)
     form = _forms.get(key)
     if form is None:
-        form = _make_form(tensors, scale, layout, max_q_len)
+        form = _make_form(tensors, layer, asked)
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
         _forms[key] = form
     return form
 
 
-def _make_form(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) -> Form:
-    spec = _spec(tensors, scale, layout, max_q_len)
+def _make_form(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> Form:
+    spec = _spec(tensors, layer, asked)
+    _check_layer(spec, layer, tensors[0].device)
     query, block_tables = tensors[0], tensors[3]
     capacities = tuple(str(value) if name == "layout" else value for name, value in vars(spec).items() if name != "params")
     with _preparing:
@@ -116,12 +131,15 @@ def _make_form(tensors: Tensors, scale: float | None, layout: str, max_q_len: in
     return Form(plan=_plans[capacities], block_size=spec.block_size, host=host)
 
 
-def _spec(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) -> AttentionSpec:
+def _spec(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> AttentionSpec:
     """What the tensors' shapes say, capacities rounded up. Raises ValueError for tensors that do not go together."""
+    layout, max_q_len = asked.layout, asked.max_q_len
     query, key_cache, value_cache, block_tables, seq_lens, query_start_loc = tensors
     paged = [name for name, found in LAYOUTS.items() if found.paged]
     _must(layout in paged, f"layout must be one of {', '.join(paged)}", layout)
     _must(query.dtype in DTYPES, "query must be f32, f16 or bf16", query.dtype)
+    kv_dtype = KV_DTYPES.get(value_cache.dtype)
+    cache_dtype = value_cache.dtype if kv_dtype else query.dtype
     _must(value_cache.dim() == 4, f"value_cache of {layout} must have 4 dimensions", tuple(value_cache.shape))
     a, b, c, d = value_cache.shape
     shape = {"NHD": (a, c, b, d), "KV_NHD": (a, c, b, d), "X_PACKED": (a, b, d, c)}.get(layout, (a, b, c, d))
@@ -130,9 +148,9 @@ def _spec(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) ->
     heads = (query.shape[1], num_kv_heads)
     _must(num_kv_heads > 0 and heads[0] % num_kv_heads == 0, "query heads must be a multiple of KV heads", heads)
     num_seqs = len(seq_lens) if seq_lens.dim() else 0
-    keys = LAYOUTS[layout].empty((num_blocks, num_kv_heads, block_size, head_dim), query.dtype, "meta")[0].shape
+    keys = LAYOUTS[layout].empty((num_blocks, num_kv_heads, block_size, head_dim), cache_dtype, "meta")[0].shape
     for name, tensor, wanted, dtype in (
-        ("key_cache", key_cache, keys, query.dtype), ("value_cache", value_cache, value_cache.shape, query.dtype),
+        ("key_cache", key_cache, keys, cache_dtype), ("value_cache", value_cache, value_cache.shape, cache_dtype),
         ("block_tables", block_tables, (num_seqs, block_tables.shape[-1]), torch.int32),
         ("seq_lens", seq_lens, (num_seqs,), torch.int32), ("query_start_loc", query_start_loc, (num_seqs + 1,), torch.int32),
     ):  # fmt: skip
@@ -142,14 +160,32 @@ def _spec(tensors: Tensors, scale: float | None, layout: str, max_q_len: int) ->
         dense = tensor.stride(-1) == 1 or tensor.shape[-1] < 2
         _must(dense, f"{name} must be contiguous along its last dimension", f"strides {tensor.stride()}")
     _must(max_q_len >= 1, "max_q_len must be at least 1", max_q_len)
+    _must(asked.window is None or asked.window >= 1, "window must be None or at least 1", asked.window)
+    _must(asked.softcap is None or asked.softcap > 0, "softcap must be None or above 0", asked.softcap)
     blocks_per_seq = _round_up(block_tables.shape[1])
     return AttentionSpec(
         num_q_heads=query.shape[1], num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size,
-        dtype=DTYPES[query.dtype], scale=head_dim**-0.5 if scale is None else scale, layout=LAYOUTS[layout],
+        dtype=DTYPES[query.dtype], scale=head_dim**-0.5 if asked.scale is None else asked.scale, layout=LAYOUTS[layout],
         num_blocks=num_blocks, max_num_seqs=_round_up(num_seqs), max_num_tokens=_round_up(len(query)),
         max_q_len=_round_up(max_q_len), max_seq_len=blocks_per_seq * block_size, max_blocks_per_seq=blocks_per_seq,
-        device=str(query.device),
+        device=str(query.device), window=asked.window, softcap=asked.softcap, alibi="alibi_slopes" in layer,
+        sinks="sinks" in layer, kv_dtype=kv_dtype,
+        kv_scales="head" if "k_scale" in layer and layer["k_scale"].numel() > 1 else "tensor",
     )  # fmt: skip
+
+
+def _check_layer(spec: AttentionSpec, layer: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Raise ValueError unless what a call names is what its caches and the others ask for."""
+    wanted = spec.layer_shapes
+    if spec.kv_dtype:
+        _must("k_scale" in layer and "v_scale" in layer, f"caches of {spec.kv_dtype} need k_scale and v_scale", [*layer])
+    else:
+        _must(not {"k_scale", "v_scale"} & layer.keys(), "k_scale and v_scale are for fp8 caches", f"caches of {spec.dtype}")
+    for name, tensor in layer.items():
+        right = tuple(tensor.shape) == wanted[name] and tensor.dtype == torch.float32 and tensor.device == device
+        got = f"{tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+        _must(right, f"{name} must have shape {wanted[name]} and type float32 on {device}", got)
+        _must(tensor.is_contiguous(), f"{name} must be contiguous", f"strides {tensor.stride()}")
 
 
 def _round_up(number: int) -> int:

@@ -3,19 +3,24 @@
     import runtime.torch_op  # registers it
 
     out, lse = torch.ops.pagedbench.paged_attention(
-        query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale=None, layout="HND", max_q_len=1
+        query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale=None, layout="HND", max_q_len=1,
+        window=None, softcap=None, alibi_slopes=None, sinks=None, k_scale=None, v_scale=None,
     )
 
 Shapes
     query                   [num_tokens, num_q_heads, head_dim]      f32, f16 or bf16; tokens may be strided
-    key_cache, value_cache  by `layout` (harness/ops/layouts.py)     as query; the two halves of a KV_NHD cache apart
+    key_cache, value_cache  by `layout` (harness/ops/layouts.py)     as query, or fp8 e4m3, e5m2; halves of a KV_NHD cache apart
     block_tables            [num_seqs, max_blocks_per_seq]           int32 block ids; past a sequence's blocks anything
     seq_lens                [num_seqs]                               int32 tokens in the cache, the new ones included
     query_start_loc         [num_seqs + 1]                           int32 query tokens before each sequence
+    alibi_slopes, sinks     [num_q_heads]                            f32, or None
+    k_scale, v_scale        [1] or [num_kv_heads]                    f32, of fp8 caches: key = float(key_cache) * k_scale
     out, lse                as query; [num_tokens, num_q_heads]      lse in f32, natural logarithm
 
 scale is head_dim ** -0.5 where it is None. max_q_len bounds the query tokens of each sequence: 1 is decode, which the fastest
-kernels ask for. Rows past query_start_loc[-1], padding, are left as they were allocated. There is no backward.
+kernels ask for. A token at position p sees keys p - window < t <= p; softcap bounds scores before slopes and mask; sinks join
+a row's sum and its LSE (harness/ops/attention.py). Tables may share blocks. Rows past query_start_loc[-1], padding, are left as
+they were allocated. There is no backward.
 
 On a GPU nothing is read back: what a call does follows from shapes alone, lengths and tables are read by the kernels. The first
 call of new shapes, rounded up to powers of two, compiles and takes workspace; it must not be inside a CUDA graph's capture.
@@ -30,38 +35,42 @@ import numpy as np
 import torch
 
 from harness.ops.attention import AttentionStep
-from runtime.op_plan import Form, find_form, release
+from runtime.op_plan import Asked, Form, find_form, release
 
 __all__ = ["release"]
 
 SCHEMA = (
     "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
-    "Tensor query_start_loc, float? scale=None, str layout='HND', int max_q_len=1) -> (Tensor out, Tensor lse)"
+    "Tensor query_start_loc, float? scale=None, str layout='HND', int max_q_len=1, *, int? window=None, "
+    "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) "
+    "-> (Tensor out, Tensor lse)"
 )
 
 
 def _paged_attention(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
     seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float | None = None, layout: str = "HND", max_q_len: int = 1,
+    *, window: int | None = None, softcap: float | None = None, **named: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tensors = (query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
-    out, lse = _results(*tensors, scale, layout, max_q_len)
-    form = find_form(tensors, scale, layout, max_q_len)
+    layer = {name: tensor for name, tensor in named.items() if tensor is not None}
+    out, lse = _results(*tensors)
+    form = find_form(tensors, layer, Asked(scale, layout, max_q_len, window, softcap))
     if not (len(query) and len(seq_lens)):
         return out, lse
     if not query.is_cuda:
-        _run_on_host(form, tensors, out, lse, max_q_len)
+        _run_on_host(form, tensors, layer, out, lse, max_q_len)
     elif query.get_device() == torch.cuda.current_device():
-        form.plan.run(_step(tensors, form.host), query, key_cache, value_cache, out, lse)
+        form.plan.run(_step(tensors, form.host), query, key_cache, value_cache, out, lse, **layer)
     else:
         with torch.cuda.device(query.device):
-            form.plan.run(_step(tensors, form.host), query, key_cache, value_cache, out, lse)
+            form.plan.run(_step(tensors, form.host), query, key_cache, value_cache, out, lse, **layer)
     return out, lse
 
 
 def _results(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
-    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float | None = None, layout: str = "HND", max_q_len: int = 1,
+    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, *_: object, **__: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Allocate out and lse: all that a tracer sees of the operator. It knows no sizes, so what sizes rule out is told later."""
     if query.dim() != 3:
@@ -72,7 +81,8 @@ def _results(
 
 
 def _run_on_host(
-    form: Form, tensors: tuple[torch.Tensor, ...], out: torch.Tensor, lse: torch.Tensor, max_q_len: int
+    form: Form, tensors: tuple[torch.Tensor, ...], layer: dict[str, torch.Tensor], out: torch.Tensor, lse: torch.Tensor,
+    max_q_len: int,
 ) -> None:
     """On a CPU contents can be seen: they are planned by, and what must not be is refused."""
     tables, seq_lens, starts = (t.numpy() for t in tensors[3:])
@@ -85,7 +95,7 @@ def _run_on_host(
             raise ValueError(f"paged_attention: {name} must be at most {most} (query, block_tables, max_q_len; got {got})")
     query, key_cache, value_cache = tensors[:3]
     step = _step(tensors, (tables, seq_lens, starts))
-    form.plan.run(step, query[:num_tokens], key_cache, value_cache, out[:num_tokens], lse[:num_tokens])
+    form.plan.run(step, query[:num_tokens], key_cache, value_cache, out[:num_tokens], lse[:num_tokens], **layer)
 
 
 def _step(tensors: tuple[torch.Tensor, ...], host: tuple[Any, Any, Any]) -> AttentionStep:

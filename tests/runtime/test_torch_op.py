@@ -22,6 +22,7 @@ from runtime import op_plan
 
 CASES = [case for case in SUITES["smoke"] if case.op == "attention"]
 LAYOUTS = (HND, NHD, KV_NHD, X_PACKED, HND_SWIZZLED)
+PLAINLY = op_plan.Asked(scale=None, layout="HND", max_q_len=1, window=None, softcap=None)
 #: relative L2 of a row's error
 ALLOWED = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.2e-2}
 
@@ -43,12 +44,13 @@ def arguments(num_seqs=3, *, layout=HND, seed=0, dtype=torch.float32, table=4):
     return [normal(num_seqs, 4, 32), *caches, tables, seq_lens, torch.arange(num_seqs + 1).int()]
 
 
-def dense(tensors, scale, layout, block_size, num_kv_heads):
+def dense(tensors, scale, layout, block_size, num_kv_heads, *, window=None, softcap=None, **layer):
     """numpy.dense on the same tensors, in float64."""
     query, key_cache, value_cache, *of_step = tensors
     spec = types.SimpleNamespace(
         layout=layout, head_dim=query.shape[2], dtype="f32", scale=scale, block_size=block_size, num_kv_heads=num_kv_heads,
-        num_q_heads=query.shape[1], group=query.shape[1] // num_kv_heads,
+        num_q_heads=query.shape[1], group=query.shape[1] // num_kv_heads, cache_dtype="f32", window=window, softcap=softcap,
+        alibi="alibi_slopes" in layer, sinks="sinks" in layer, kv_dtype="e4m3" if "k_scale" in layer else None,
     )
     prepared = prepare(spec)
     host = [t.numpy() for t in of_step]
@@ -57,7 +59,7 @@ def dense(tensors, scale, layout, block_size, num_kv_heads):
         host_block_tables=host[0], host_seq_lens=host[1], host_query_start_loc=host[2],
     ))  # fmt: skip
     out, lse = torch.empty(query.shape, dtype=torch.float64), torch.empty(query.shape[:2], dtype=torch.float64)
-    prepared.launch(query, key_cache, value_cache, out, lse)
+    prepared.launch(query, key_cache, value_cache, out, lse, **layer)
     return out, lse
 
 
@@ -78,9 +80,10 @@ def test_it_is_numpy_dense(case, layout):
     inputs = operator(case.op).build(case, dataclasses.replace(PLAIN, outlier=False), layers=1, device="cpu")
     made, step = inputs.layers[0], inputs.step
     tensors = [made.query, *inputs.arrange(made, layout), step.block_tables, step.seq_lens, step.query_start_loc]
-    got = attend(*tensors, scale=case.softmax_scale, layout=layout.name, max_q_len=case.max_q_len)
+    more = {"window": case.window, "softcap": case.softcap, **made.named}
+    got = attend(*tensors, scale=case.softmax_scale, layout=layout.name, max_q_len=case.max_q_len, **more)
 
-    assert_near(got, dense(tensors, case.softmax_scale, layout, case.block_size, case.num_kv_heads), case.dtype)
+    assert_near(got, dense(tensors, case.softmax_scale, layout, case.block_size, case.num_kv_heads, **more), case.dtype)
 
 
 def test_a_second_call_is_planned_anew():
@@ -162,7 +165,101 @@ def test_it_compiles_as_one_graph(backend, layout):
     assert len(compiled) == 1
 
 
+def features():
+    """All that a layer can add to `arguments`: caches in fp8 with scales by head, and the rest by name."""
+    query, *caches, tables, seq_lens, starts = arguments()
+    scales = torch.tensor([[0.5, 2.0], [3.0, 0.25]])
+    caches = [(cache / scale[:, None, None]).to(torch.float8_e4m3fn) for cache, scale in zip(caches, scales, strict=True)]
+    named = {
+        "window": 9, "softcap": 5.0, "alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625]),
+        "sinks": torch.tensor([1.0, -3.0, 0.0, 2.0]), "k_scale": scales[0].clone(), "v_scale": scales[1].clone(),
+    }  # fmt: skip
+    return [query, *caches, tables, seq_lens, starts], named
+
+
+def test_what_a_layer_adds_is_numpy_dense():
+    """Everything at once; whatever is left out changes the answer, so that none of it is lost on the way."""
+    tensors, named = features()
+    got = attend(*tensors, **named)
+
+    assert_near(got, dense(tensors, 32**-0.5, HND, 8, 2, **named), "f32")
+    for name in ("window", "softcap", "alibi_slopes", "sinks"):
+        assert not torch.allclose(attend(*tensors, **{**named, name: None})[1], got[1]), name
+    for name in ("k_scale", "v_scale"):
+        assert not torch.allclose(attend(*tensors, **{**named, name: torch.ones(2)})[0], got[0]), name
+
+
+def test_what_a_layer_adds_is_traced():
+    """opcheck finds nothing, and torch.compile makes one graph of it, for other batch sizes too."""
+    tensors, named = features()
+    masks = {name: value for name, value in named.items() if "scale" not in name}
+    operator = torch.ops.pagedbench.paged_attention.default
+    results = torch.library.opcheck(operator, arguments(), masks)
+    # That the schema tells of what is written is asked by arithmetic, which torch has none of in fp8.
+    rest = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    of_fp8 = torch.library.opcheck(operator, tensors, named, test_utils=rest)
+    compiled, counts = [], []
+
+    def layer(*tensors):
+        return attend(*tensors, **named)[0].float() * 2
+
+    def counting(graph, example):
+        compiled.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    torch._dynamo.reset()
+    traced = torch.compile(layer, fullgraph=True, backend=counting, dynamic=True)
+
+    assert {*results.values(), *of_fp8.values()} == {"SUCCESS"}
+    for num_seqs in (5, 6, 3):
+        query, _, _, *of_step = arguments(num_seqs)
+        step = (query, *tensors[1:3], *of_step)
+        assert torch.equal(traced(*step), layer(*step))
+        counts.append(len(compiled))
+    assert len(set(counts)) == 1  # Dynamo may begin anew once, when it has found that softcap is a constant
+
+
+def test_tables_may_share_blocks():
+    """Two sequences that begin with the same blocks have the answers of two with copies of them."""
+    tensors = arguments()
+    tensors[4].copy_(torch.tensor([30, 25, 9], dtype=torch.int32))
+    copied = [tensor.clone() for tensor in tensors]
+    for cache in copied[1:3]:
+        cache[tensors[3][1, :2].long()] = cache[tensors[3][0, :2].long()]
+    tensors[3][1, :2] = tensors[3][0, :2]
+
+    assert torch.equal(attend(*tensors)[0], attend(*copied)[0])
+
+
 # What is refused
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"k_scale": None}, r"caches of e4m3 need k_scale and v_scale"),
+        ({"k_scale": torch.ones(3)}, r"k_scale must have shape \(2,\)"),
+        ({"v_scale": torch.ones(1)}, r"v_scale must have shape \(2,\)"),
+        ({"sinks": torch.ones(2)}, r"sinks must have shape \(4,\)"),
+        ({"alibi_slopes": torch.ones(4).half()}, r"alibi_slopes must have .* type float32"),
+        ({"alibi_slopes": torch.ones(8)[::2]}, "alibi_slopes must be contiguous"),
+        ({"window": 0}, "window must be None or at least 1"),
+        ({"softcap": 0.0}, "softcap must be None or above 0"),
+    ],
+    ids=str,
+)
+def test_what_a_layer_cannot_add_is_refused(change, rule):
+    """With the rule and what was got."""
+    tensors, named = features()
+
+    with pytest.raises(ValueError, match=rule):
+        attend(*tensors, **{**named, **change})
+
+
+def test_scales_without_a_quantised_cache_are_refused():
+    """They would be forgotten."""
+    with pytest.raises(ValueError, match=r"k_scale and v_scale are for fp8 caches \(got caches of f32\)"):
+        attend(*arguments(), k_scale=torch.ones(1), v_scale=torch.ones(1))
+
 
 @pytest.mark.parametrize(
     ("place", "change", "rule"),
@@ -248,10 +345,10 @@ def test_bounds_launch_what_contents_do(monkeypatch):
     monkeypatch.setattr(attention, "device_index", lambda device: 0)
     monkeypatch.setattr(attention, "raw_stream", lambda index: 0)
     tensors = arguments(dtype=torch.bfloat16)
-    spec = op_plan._spec(tuple(tensors), None, "HND", 1)
+    spec = op_plan._spec(tuple(tensors), {}, PLAINLY)
     out, lse = torch.empty_like(tensors[0]), torch.empty(3, 4)
     launched = []
-    for host in ([t.numpy() for t in tensors[3:]], op_plan.find_form(tuple(tensors), None, "HND", 1).host):
+    for host in ([t.numpy() for t in tensors[3:]], op_plan.find_form(tuple(tensors), {}, PLAINLY).host):
         kernel = Recorded(spec)
         kernel.plan(runtime.torch_op._step(tuple(tensors), host))
         kernel.launch(*tensors[:3], out, lse)
@@ -282,7 +379,7 @@ def test_streams_that_share_a_workspace_wait(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: now["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: streams[now["stream"]])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
-    plan = op_plan.Plan(op_plan._spec(tuple(arguments()), None, "HND", 1))
+    plan = op_plan.Plan(op_plan._spec(tuple(arguments()), {}, PLAINLY))
     plan.index = 0
 
     for stream, capturing in ((1, False), (1, False), (2, False), (1, True), (2, False), (1, False)):
@@ -294,7 +391,7 @@ def test_streams_that_share_a_workspace_wait(monkeypatch):
 
 def test_a_step_is_let_go_of_after_the_launch():
     """The memory of a CUDA graph must not be held by those who were only called in it."""
-    plan = op_plan.Plan(op_plan._spec(tuple(arguments()), None, "HND", 1))
+    plan = op_plan.Plan(op_plan._spec(tuple(arguments()), {}, PLAINLY))
     planned = []
     plan.prepared = types.SimpleNamespace(plan=planned.append, launch=lambda *tensors: None)
     step = dataclasses.replace(plan._nothing)
