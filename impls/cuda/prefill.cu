@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
             const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
             const int num_tiles = (item.num_keys() + kTile - 1) / kTile;
             Rows rows(scale * kLog2e, bounds);
-            if constexpr (kQuery == REGISTERS) products.hold(warp % 4, lane);
+            if (kQuery == REGISTERS && num_tiles > 0) products.hold(warp % 4, lane);
             if (kQuery == REGISTERS || num_tiles == 0) give_back(&shared.query_empty, lane);
             if (num_tiles > 0) attend(rows, shared, products, turns, keys, values, num_tiles, lane);
             write(rows, item, item.first_row + row, lane, out, lse, out_stride, num_q_heads);
