@@ -138,7 +138,7 @@ class Row:
             "nvml_bytes": max(now.nvml - before.nvml, 0),
         }
         measured = now.held - before.held - self.trial.guard_bytes
-        declared = self.fields["workspace_bytes"]
+        declared = self.fields["workspace_bytes"] = int(self.prepared.workspace_bytes)  # with what a plan took
         if measured > declared + SMALL_BYTES:
             self.flags.append(f"workspace: declares {declared} bytes, holds {measured} bytes")
 

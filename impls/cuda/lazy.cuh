@@ -18,28 +18,29 @@ constexpr float kNone = -1e30f;                      // instead of a maximum of 
 struct LazyAccumulator {
     const int lane;
     Scoring scoring;
-    unsigned query[kInRegisters ? kColumns : 1][kSteps][2];    // B of the first product
+    unsigned words[kInRegisters ? kColumns : 1][kSteps][2];    // B of the first product
     float sums[kColumns][kSteps][4] = {};                      // C of the second
     float most[kColumns][2];                                   // by row; the same in all lanes of it
     float total[kColumns][2] = {};                             // by row; of this lane's tokens
     const Queries* queries;                                    // where registers do not hold them
     int first_of_queries;
 
-    // `scale` is common to all rows, `sign` has that of the scores. `query_rows` points at the first of the part's, of which `num_rows` exist;
-    // the warp's begin `before` rows later.
+    // Rows `before` and after of a part, of which `num_rows` exist and which begins with the KV head's `first_row`; `query` is of
+    // the KV head's first query head. `scale` is common to all rows, `sign` has that of the scores.
     __device__ LazyAccumulator(
-        const Scalar* query_rows, int first_row, int before, int num_rows, long long query_stride, const Queries* queries,
-        float sign, float scale, const Scoring& scoring, int lane)
+        const Scalar* query, const Tokens& tokens, int first_row, int before, int num_rows, long long query_stride,
+        const Queries* queries, float sign, float scale, const Scoring& scoring, int lane)
         : lane(lane), scoring(scoring), queries(queries), first_of_queries(before) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
             float unit = 1.0f;
             if constexpr (kInRegisters) {
                 const int row = before + c * 8 + lane / 4;
-                const Quarter quarter(query_rows + row_offset(first_row, row, query_stride), row < num_rows, sign, lane);
+                const bool exists = row < num_rows;
+                const Quarter quarter(query + row_offset(tokens, exists ? first_row + row : 0, query_stride), exists, sign, lane);
 #pragma unroll
                 for (int step = 0; step < kSteps; ++step) {
-                    query[c][step][0] = quarter.words[step][0], query[c][step][1] = quarter.words[step][1];
+                    words[c][step][0] = quarter.words[step][0], words[c][step][1] = quarter.words[step][1];
                 }
                 unit = quarter.unit;
             }
@@ -143,7 +144,7 @@ struct LazyAccumulator {
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (2 * pair + i / 2 < kSteps) b[i] = query[c][2 * pair + i / 2][i % 2];
+                if (2 * pair + i / 2 < kSteps) b[i] = words[c][2 * pair + i / 2][i % 2];
             }
         }
     }

@@ -17,9 +17,17 @@ static_assert(kHeadDim % 16 == 0, "PA_HEAD_DIM must be a multiple of 16, the row
 static_assert(sizeof(Scalar) == 2, "PA_SCALAR must be of 16 bits");
 static_assert(kCrew == 1 || kWarpRows % 8 == 0, "PA_ROWS must be a multiple of 8 for each warp of a crew");
 
-// Where a row of a part lies from the KV head's first; the rows of one query token are adjacent.
-__device__ __forceinline__ long long row_offset(int first_row, int row, long long token_stride) {
-    return (first_row + row) / kGroup * token_stride + (first_row + row) % kGroup * kHeadDim;
+// The query tokens of a sequence, or of a run of prefix.cuh.
+struct Tokens {
+    long long first;
+    const int* list;    // with SHARED: which they are
+
+    __device__ long long operator[](int i) const { return kRole == SHARED ? (long long)__ldg(list + i) : first + i; }
+};
+
+// Where a row lies; the rows of one query token are adjacent.
+__device__ __forceinline__ long long row_offset(const Tokens& tokens, int row, long long token_stride) {
+    return tokens[row / kGroup] * token_stride + row % kGroup * kHeadDim;
 }
 
 // A lane's quarter of a query row.
@@ -75,9 +83,11 @@ struct Queries {
     float units[kRows];
 
     // All threads of the team call it, and synchronise before the rows are read.
-    __device__ void fill(const Scalar* query, int first_row, int num_rows, long long query_stride, float scale, int thread) {
+    __device__ void fill(
+        const Scalar* query, const Tokens& tokens, int first_row, int num_rows, long long query_stride, float scale, int thread) {
         for (int row = thread / 4; row < kRows; row += kTeam * 8) {    // kRows is a multiple of 8: whole warps
-            const Quarter quarter(query + row_offset(first_row, row, query_stride), row < num_rows, scale, thread);
+            const bool exists = row < num_rows;
+            const Quarter quarter(query + row_offset(tokens, exists ? first_row + row : 0, query_stride), exists, scale, thread);
 #pragma unroll
             for (int step = 0; step < kSteps; ++step) {
 #pragma unroll

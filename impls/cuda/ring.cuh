@@ -41,6 +41,7 @@ struct Caches {
     const int* block_tables;
     long long key_stride, value_stride, table_stride;
     int num_kv_heads, lanes, lane_of_heads;
+    const int* table_rows = nullptr;    // [num_seqs], with SHARED: whose table has the run
 };
 
 // The next tile to copy: every kCrews-th of a share that ends at `end`, across segments.
@@ -81,7 +82,9 @@ struct Cursor {
         const int run_token = kOneBlock ? 0 : lane % kRunLanes % kRuns * kRun;
         if (run_token >= tile_tokens()) return;
         if constexpr (kWindow && !kOneBlock) if (!is_seen(run_token + kRun)) return;
-        block = caches.block_tables[segment.seq * caches.table_stride + (tile_token() + run_token) / kBlockSize];
+        int table_row = segment.seq;
+        if constexpr (kRole == SHARED) table_row = __ldg(caches.table_rows + segment.seq);
+        block = caches.block_tables[table_row * caches.table_stride + (tile_token() + run_token) / kBlockSize];
     }
 };
 

@@ -47,7 +47,8 @@ struct Scoring {
 
     // The warp's rows begin with `first_row` of the KV head's; none exists from `past_row` on. `q_head` is its first query head.
     __device__ Scoring(const Layer& layer, int lane, int first_row, int past_row, const Sequence& sequence, int q_head)
-        : lane(lane), first_row(first_row), num_tokens(sequence.num_tokens), num_queries(sequence.num_queries()) {
+        : lane(lane), first_row(first_row), num_tokens(sequence.num_tokens),
+          num_queries(kRole == SHARED ? 1 : sequence.num_queries()) {    // all rows see all of a run
         if constexpr (kAlibi) {
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
@@ -61,7 +62,7 @@ struct Scoring {
     }
 
     __device__ int query_of(int c, int h) const {    // which of the sequence's query tokens the row is
-        if constexpr (kQueries == 1) return 0;
+        if constexpr (kQueries == 1 || kRole == SHARED) return 0;
         else return min((first_row + c * 8 + lane % 4 * 2 + h) / kGroup, num_queries - 1);
     }
     __device__ float scale_of(int c, int h) const {

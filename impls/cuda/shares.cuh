@@ -33,24 +33,37 @@ static_assert(kWarps % kTeam == 0, "PA_TEAM must divide PA_WARPS");
 static_assert(kTeam % kCrew == 0, "PA_CREW must divide PA_TEAM");
 static_assert(kTile % 16 == 0, "PA_TILE must be a multiple of 16, the rows of an MMA tile");
 
+// What a sequence is to one kernel or the other; see prefix.cuh for what it is where prefixes are shared.
+enum Role { ALONE, SHARED, OWN };
+#ifdef PA_ROLE
+constexpr Role kRole = PA_ROLE;
+#else
+constexpr Role kRole = ALONE;
+#endif
+
 template <bool kSeveral> struct alignas(8) SequenceOf {
     int first_tile;    // tiles of all sequences before it
     int num_tokens;    // 0 without a query token
 
-    __device__ SequenceOf(int first_tile, int num_tokens, int) : first_tile(first_tile), num_tokens(num_tokens) {}
+    __device__ SequenceOf(int first_tile, int num_tokens, int, int) : first_tile(first_tile), num_tokens(num_tokens) {}
     __device__ int num_queries() const { return 1; }
+    __device__ int first() const { return 0; }
 };
 template <> struct alignas(16) SequenceOf<true> {
-    int first_tile, num_tokens, queries;
+    int first_tile, num_tokens;
+    int queries;         // query tokens
+    int first_token;     // that is its own, or its part's; a multiple of kTile
 
-    __device__ SequenceOf(int first_tile, int num_tokens, int queries)
-        : first_tile(first_tile), num_tokens(num_tokens), queries(queries) {}
+    __device__ SequenceOf(int first_tile, int num_tokens, int queries, int first_token)
+        : first_tile(first_tile), num_tokens(num_tokens), queries(queries), first_token(first_token) {}
     __device__ int num_queries() const { return queries; }
+    __device__ int first() const { return first_token; }
 };
-using Sequence = SequenceOf<(kQueries > 1)>;
+using Sequence = SequenceOf<(kQueries > 1 || kRole != ALONE)>;
 
 // The first token that a query token sees: the earliest's window begins first.
 __device__ inline int first_seen(const Sequence& sequence) {
+    if constexpr (kRole != ALONE) return sequence.first();
     return !kWindow ? 0 : max(sequence.num_tokens - sequence.num_queries() - kWindowTokens + 1, 0);
 }
 __device__ inline int tiles_of(const Sequence& sequence) {
@@ -58,19 +71,24 @@ __device__ inline int tiles_of(const Sequence& sequence) {
 }
 
 // List `sequences` [num_seqs + 1] in shared memory, for all threads to read; the last one ends the list. All threads call it.
-__device__ inline void list_sequences(Sequence* sequences, const int* seq_lens, const int* query_start_loc, int num_seqs) {
+// `firsts` [num_seqs] are first tokens, where prefixes are shared.
+__device__ inline void list_sequences(
+    Sequence* sequences, const int* seq_lens, const int* query_start_loc, int num_seqs, const int* firsts = nullptr) {
     __shared__ int by_warp[kWarps];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int before = 0;    // tiles of earlier turns
     for (int begin = 0; begin <= num_seqs; begin += kThreads) {
         const int seq = begin + threadIdx.x;
-        int num_tokens = 0, num_queries = 0;
+        int num_tokens = 0, num_queries = 0, first = 0;
         if (seq < num_seqs) {    // three loads at once, none waits for another
             const int first_query = query_start_loc[seq], past_query = query_start_loc[seq + 1], seq_len = seq_lens[seq];
             num_tokens = first_query < past_query ? max(seq_len, 0) : 0;
-            if constexpr (kQueries > 1) num_queries = past_query - first_query;
+            if constexpr (kQueries > 1 || kRole != ALONE) num_queries = past_query - first_query;
+            if constexpr (kRole != ALONE) first = firsts[seq];
+            // A sequence that has become shorter than what it shared is all its own.
+            if constexpr (kRole == OWN) first = num_tokens - num_queries >= first ? first : 0;
         }
-        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries));
+        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries, first));
         int sum = tiles;    // of the lanes up to this one
         for (int offset = 1; offset < 32; offset *= 2) {
             const int below = __shfl_up_sync(0xffffffffu, sum, offset);
@@ -83,7 +101,7 @@ __device__ inline void list_sequences(Sequence* sequences, const int* seq_lens, 
             if (w < warp) past += by_warp[w];
             before += by_warp[w];
         }
-        if (seq <= num_seqs) sequences[seq] = Sequence(past + sum - tiles, num_tokens, num_queries);
+        if (seq <= num_seqs) sequences[seq] = Sequence(past + sum - tiles, num_tokens, num_queries, first);
         __syncthreads();    // the list is there, and by_warp may be overwritten
     }
 }

@@ -6,6 +6,7 @@ capacities, are only the number of CTAs and how many warps make a team. So a cap
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ from impls.cuda.split_kv import count_sms
 from impls.cuda.toolkit import why_older
 
 if TYPE_CHECKING:
-    from harness.ops.attention import AttentionSpec
+    from harness.ops.attention import AttentionSpec, AttentionStep
+    from impls.cuda.prefix import Prefixes
 
 TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
@@ -160,6 +162,7 @@ class TensorCore(Attention):
         import torch
 
         from harness.guards import workspace
+        from impls.cuda import prefix  # it builds on this page
 
         self._num_ctas, shape = count_sms(spec.device), Shape.of(spec)
         self._teams, built = self._choose(shape, jit.arch_of(spec.device))
@@ -173,18 +176,38 @@ class TensorCore(Attention):
         counters = max(spec.max_num_seqs * num_heads, 1)
         self._workspace = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
         self._arrived = workspace(counters, torch.int32, spec.device).zero_()  # every launch leaves zeros
-        self.workspace_bytes = 4 * (self._workspace.numel() + counters)
+        self.workspace_bytes = self._own_bytes = 4 * (self._workspace.numel() + counters)
         sums = self._workspace.data_ptr()
         self._extra = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr(), self._lanes)
         self._grid, self._threads = (self._num_ctas, 1, 1), 32 * self._teams.warps
         self.ledger["teams"] = f"{num_teams} of {self._teams.team} warps, {self._lanes} heads side by side"
+
+        self._prefixes: Prefixes | None = None
+        if prefix.may_share(spec):
+            with contextlib.suppress(Unsupported):  # too many sequences for the lists of two kernels: each reads all of its own
+                self._prefixes = prefix.Prefixes(spec, self._num_ctas, jit.arch_of(spec.device))
+        self._shares = False
 
     def _choose(self, shape: Shape, arch: str) -> tuple[Any, Build]:
         """How warps share the work, and the kernel."""
         teams = plan_teams(shape, self._spec, self._num_ctas, arch)
         return teams, build(shape, teams, self._spec.max_num_seqs)
 
+    def plan(self, step: AttentionStep) -> None:
+        """As Attention.plan; and find prefixes that are worth sharing."""
+        super().plan(step)
+        if self._prefixes is None:
+            return
+        self._shares = self._prefixes.plan(step)
+        if self._shares:
+            self.kernels = (*self.kernels[:1], *self._prefixes.resources)
+            self.workspace_bytes = self._own_bytes + self._prefixes.workspace_bytes
+            self.ledger["prefixes"] = f"{len(self._prefixes.runs)} runs of blocks read once"
+
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
+        if self._shares and self._prefixes is not None:
+            self._prefixes.enqueue(stream, values)
+            return
         self._kernel(self._grid, self._threads, stream, *values, *self._extra)
 
 

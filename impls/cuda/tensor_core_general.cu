@@ -14,6 +14,7 @@
 
 #include "lazy.cuh"
 #include "mbarrier.cuh"
+#include "prefix.cuh"
 
 static_assert(
     kWarps / kCrew * kRingBytes + kWarps * sizeof(Partials) + kTeams * kQueriesBytes == PA_CTA_BYTES,
@@ -23,19 +24,37 @@ constexpr bool kAlone = kCrew == 1 && kSlices == 1;    // a warp leaves all rows
 
 // Where the rows of a part go.
 struct Output {
-    Scalar* out;           // the first row's, of the sequence's first query token
+    Scalar* out;
     float* lse;
     const float* sinks;    // from the KV head's first query head on
-    int first_row;         // among the KV head's
-    long long out_stride;
+    Tokens tokens;         // of the sequence
+    int first_row;         // of the part, among the KV head's
+    int q_head;            // the KV head's first
     int num_q_heads;
+    long long out_stride;
+    Prefix prefix;
+    int depth;             // SHARED: of the run; OWN: how many runs the sequence has
 
-    // Four elements of a row; lse with the first four.
+    // Four elements of a row; its statistics, or its lse, with the first four.
     __device__ void write(int row, int quad, Merged merged) const {
-        const int head = (first_row + row) % kGroup;
-        if constexpr (kSinks) merged.add_sink(__ldg(sinks + head) * kLog2e);
-        const long long its_lse = (long long)((first_row + row) / kGroup) * num_q_heads + head;
-        write_out(out + row_offset(first_row, row, out_stride), lse + its_lse, quad, merged);
+        const int of_head = first_row + row, head = of_head % kGroup;
+        const long long token = tokens[of_head / kGroup], its = token * num_q_heads + q_head + head;
+        if constexpr (kRole == SHARED) {
+            const long long place = depth * prefix.depth_rows + its;
+            prefix.sums[place * kQuads + quad] = merged.sums;
+            if (quad == 0) prefix.stats[place] = make_float2(merged.most, merged.total);
+        } else {
+            if constexpr (kRole == OWN) {
+                for (int d = 0; d < depth; ++d) {
+                    const long long place = d * prefix.depth_rows + its;
+                    const float2 stats = __ldg(prefix.stats + place);
+                    merged.rise(stats.x);
+                    merged.add(stats, __ldg(prefix.sums + place * kQuads + quad));
+                }
+            }
+            if constexpr (kSinks) merged.add_sink(__ldg(sinks + head) * kLog2e);
+            write_out(out + token * out_stride + (q_head + head) * kHeadDim, lse + its, quad, merged);
+        }
     }
 };
 
@@ -108,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
     const int* block_tables, const int* query_start_loc, const int* seq_lens,
     int num_seqs, int num_q_heads, int num_kv_heads,
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
-    float scale LAYER_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
+    float scale LAYER_PARAMETER PREFIX_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
     extern __shared__ __align__(128) unsigned char memory[];    // rings, partials, queries, sequences; sized by tensor_core.py
     __shared__ Barrier barriers[kWarps][kStages];
     Partials* all_partials = reinterpret_cast<Partials*>(memory + kWarps / kCrew * kRingBytes);
@@ -120,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
         publish_barriers();
     }
-    list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
+    list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_parts = num_kv_heads * kParts;
     const Shares shares(sequences, num_seqs, lanes, num_parts / lanes, gridDim.x * kTeams);
@@ -131,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
         const int crew = warp / kCrew;    // of the CTA
         int position = begin + (crew % kCrews + kCrews - begin % kCrews) % kCrews;    // the crew's: every kCrews-th
         Ring ring(
-            {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
+            {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads,
+             prefix.table_rows},
             shares, segment, position, end, memory + crew * kRingBytes, barriers[crew * kCrew], lane, crew, warp % kCrew == 0);
         const Workspace workspace = {sums, stats, arrived};
         Queries* queries = reinterpret_cast<Queries*>(all_queries) + team;
@@ -141,28 +161,32 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
             const Sequence& sequence = sequences[segment.seq];
             const int num_rows = min(kRows, kGroup * sequence.num_queries() - first_row);
             const int q_head = kv_head * kGroup;    // the first
-            const int token = query_start_loc[segment.seq];
-            const Scalar* rows = query + token * query_stride + q_head * kHeadDim;
+            const int first_query = query_start_loc[segment.seq];
+            const Tokens tokens = {first_query, kRole == SHARED ? prefix.tokens + first_query : nullptr};
+            const Scalar* rows = query + q_head * kHeadDim;
             if constexpr (!kInRegisters) {
-                queries->fill(rows, first_row, num_rows, query_stride, scale, threadIdx.x % (kTeam * 32));
+                queries->fill(rows, tokens, first_row, num_rows, query_stride, scale, threadIdx.x % (kTeam * 32));
                 team_sync(team);
             }
             const int before = warp % kCrew * kWarpRows;
-            const Scoring scoring(layer, lane, first_row + before, first_row + num_rows, sequence, kv_head * kGroup);
+            const Scoring scoring(layer, lane, first_row + before, first_row + num_rows, sequence, q_head);
             LazyAccumulator mine(
-                rows, first_row, before, num_rows, query_stride, queries, scale, scale_of(scale, layer, kv_head), scoring, lane);
+                rows, tokens, first_row, before, num_rows, query_stride, queries, scale, scale_of(scale, layer, kv_head), scoring,
+                lane);
             for (; position < segment.end; position += kCrews) {
-                mine.add(ring.wait(), shares.token_of(segment, position));
+                const unsigned char* stage = ring.wait();
+                if (kCrew == 1 || before < num_rows) mine.add(stage, shares.token_of(segment, position));
                 ring.refill();
             }
+            const bool has_runs = kRole == SHARED || (kRole == OWN && sequence.first() > 0);
             finish(
-                mine, all_partials[warp], all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team, num_rows,
-                cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
-                {out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head,
-                 kSinks ? layer.sinks + q_head : nullptr, first_row, out_stride, num_q_heads});
+                mine, all_partials[warp], all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team,
+                num_rows, cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
+                {out, lse, kSinks ? layer.sinks + q_head : nullptr, tokens, first_row, q_head, num_q_heads, out_stride, prefix,
+                 has_runs ? prefix.depths[segment.seq] : 0});
             if (segment.end == end) break;
             segment = shares.after(segment, end);
         }
     }
-    write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride, layer.sinks);
+    if constexpr (kRole != SHARED) write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride, layer.sinks);
 }

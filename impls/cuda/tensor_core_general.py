@@ -218,21 +218,20 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout=swizzled, features=("softcap", "alibi", "sinks")), Asked(softcap=30.0), 2, bulk),
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16", features=("e5m2",)), Asked(queries=3), 1, bulk),
     )
-    return [
-        build(shape, asked, _fitting(shape, asked, part, copy, SHARED_LIMIT[arch]), 256) for shape, asked, part, copy in listed
-    ]
+    return [build(shape, asked, fitting(shape, asked, part, arch, copy), 256) for shape, asked, part, copy in listed]
 
 
-def _fitting(shape: Shape, asked: Asked, part: int, copy: str, shared_limit: int) -> Crews:
+def fitting(shape: Shape, asked: Asked, part: int, arch: str, copy: str = "") -> Crews:
     """Of all warps that shared memory has room for, one `part`-th a team."""
     rows, parts, crew = plan_rows(shape, asked)
     tile = choose_tile(shape, rows // crew)
     candidates = [
         Crews(
-            rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=max(warps // part, crew), copy=copy
+            rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=max(warps // part, crew),
+            copy=copy or choose_copy(shape, arch),
         )
         for stages in (count_stages(shape, crew, tile, 2), 2) for warps in WARPS if warps >= crew
     ]
-    found = fit(shape, asked, candidates, 256, shared_limit)
-    assert found is not None, f"{shape}, {asked} must fit {shared_limit} bytes of shared memory"
+    found = fit(shape, asked, candidates, 256, SHARED_LIMIT[arch])
+    assert found is not None, f"{shape}, {asked} must fit a CTA of {arch}"
     return found

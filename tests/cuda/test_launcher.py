@@ -64,7 +64,7 @@ def test_values_that_do_not_fit_are_refused(values):
 )
 def test_signature_is_the_kernels_parameter_list(source, signature):
     """Letter by letter, so that no kernel reads a pointer for a stride."""
-    text = (jit.FOLDER / source).read_text().replace(" LAYER_PARAMETER", "")  # of builds with features
+    text = re.sub(r" (LAYER|PREFIX)_PARAMETER", "", (jit.FOLDER / source).read_text())  # without features
     parameters = re.search(r'extern "C" __global__ void .*?\(\n(.*?)\) \{', text, re.DOTALL)[1].split(",")
     letters = {"int": "i", "long long": "q", "float": "f"}
     kinds = ["P" if "*" in parameter else letters[parameter.strip().rpartition(" ")[0]] for parameter in parameters]

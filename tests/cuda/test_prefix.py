@@ -1,0 +1,126 @@
+"""Which prefixes cuda.tensor_core finds worth sharing, and what it tells its kernels; no GPU is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from harness.ops.layouts import HND
+from impls.cuda import prefix
+from impls.cuda.attention import Shape
+from impls.cuda.builds import SHARED_LIMIT
+from impls.cuda.prefix import Run, find_runs, may_share
+from tests.cuda.test_tensor_core import SMS, SPEC, spec_of
+
+BLOCK = 16
+
+
+def tables_of(*rows):
+    """Tables of these block ids, filled up with ids that nobody else has."""
+    longest = max(map(len, rows)) + 1
+    made = np.arange(len(rows) * longest, dtype=np.int32).reshape(len(rows), longest) + 10_000
+    for table, row in zip(made, rows, strict=True):
+        table[: len(row)] = row
+    return made
+
+
+def runs_of(tables, most=None, unit=BLOCK):
+    return find_runs(tables, most or [tables.shape[1] * BLOCK] * len(tables), BLOCK, unit)
+
+
+def test_the_same_first_blocks_are_one_run():
+    """Of all sequences that have them, up to the first that differs."""
+    (run,) = runs_of(tables_of(*[[1, 2, 3, 4, 90 + seq] for seq in range(4)]))
+
+    assert run == Run(seqs=(0, 1, 2, 3), begin=0, end=4 * BLOCK, depth=0)
+
+
+def test_the_same_blocks_at_another_place_are_none():
+    """A position is part of a key in models that rotate it, and of the mask."""
+    assert runs_of(tables_of([1, 2, 3], [9, 1, 2], [8, 1, 2], [7, 1, 2])) == []
+
+
+def test_groups_and_levels():
+    """Two groups; in one of them, most go on together."""
+    system, long = [1, 2], [3, 4, 5]
+    tables = tables_of(*[system] * 2, *[system + long] * 4, *[[6, 7, 8]] * 3)
+    runs = runs_of(tables)
+
+    assert runs == [
+        Run(seqs=(0, 1, 2, 3, 4, 5), begin=0, end=2 * BLOCK, depth=0),
+        Run(seqs=(2, 3, 4, 5), begin=2 * BLOCK, end=5 * BLOCK, depth=1),
+        Run(seqs=(6, 7, 8), begin=0, end=3 * BLOCK, depth=0),
+    ]
+
+
+def test_no_run_goes_past_what_all_query_tokens_see():
+    """The last tokens of a sequence are its own, the first query token among them."""
+    tables = tables_of(*[[1, 2, 3, 4]] * 4)
+
+    assert [run.end for run in runs_of(tables, most=[64, 50, 64, 64])] == [48, 64]  # three go on
+    assert runs_of(tables, most=[64, 15, 0, 3]) == []
+
+
+def test_runs_are_whole_units():
+    """Of tiles and blocks."""
+    assert [run.end for run in runs_of(tables_of(*[[1, 2, 3, 4, 5]] * 4), unit=2 * BLOCK)] == [4 * BLOCK]
+
+
+def test_two_sequences_are_not_worth_a_launch():
+    """Nor is a short beginning of which a longer part is."""
+    assert runs_of(tables_of([1, 2, 3], [1, 2, 3])) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_of_a_sequence_follow_one_another(seed):
+    """From its first token on, at depths 0, 1, ..., over blocks that its run's first sequence has at the same place."""
+    rng = np.random.default_rng(seed)
+    tables = np.arange(24 * 12, dtype=np.int32).reshape(24, 12)
+    for seq in range(1, 24):
+        shared = rng.integers(0, 12)
+        tables[seq, :shared] = tables[rng.integers(0, seq), :shared]
+    reached, depths = [0] * 24, [0] * 24
+    for run in runs_of(tables, most=rng.integers(1, 12 * BLOCK, 24).tolist()):
+        blocks = slice(run.begin // BLOCK, run.end // BLOCK)
+        for seq in run.seqs:
+            assert (reached[seq], depths[seq]) == (run.begin, run.depth)
+            assert (tables[seq, blocks] == tables[run.seqs[0], blocks]).all()
+            reached[seq], depths[seq] = run.end, run.depth + 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "pays"),
+    [
+        pytest.param(spec_of(64, 8192), True, id="many long sequences"),
+        pytest.param(spec_of(1, 131072), False, id="one"),
+        pytest.param(spec_of(16, 64), False, id="short ones"),
+        pytest.param(spec_of(64, 8192, window=1024), False, id="a window"),
+        pytest.param(spec_of(64, 8192, alibi=True), False, id="distances"),
+        pytest.param(spec_of(64, 8192, softcap=30.0, sinks=True), True, id="what is the same for all rows"),
+    ],
+)
+def test_sharing_is_looked_for_where_it_could_pay(spec, pays):
+    """And where all rows see a run alike."""
+    assert may_share(spec) is pays
+
+
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_as_many_query_tokens_as_a_crew_holds(heads, head_dim, arch):
+    """128 rows of up to 128 elements, half as many of longer ones, in what a CTA has."""
+    spec = spec_of(64, 8192, num_q_heads=heads, head_dim=head_dim, layout=HND)
+    found = prefix.Prefixes(spec, SMS, arch)
+
+    assert found._crews.rows == (128 if head_dim <= 128 else 64)
+    assert found._at_once == found._crews.rows // spec.group
+    assert prefix.general.cta_bytes(Shape.of(spec), found._crews) < SHARED_LIMIT[arch]
+
+
+def test_few_sequences_make_small_parts():
+    """A warp's rows, where all query tokens together have no more."""
+    found = prefix.Prefixes(dataclasses.replace(SPEC, max_num_seqs=8, max_num_tokens=8), SMS, "sm_90")
+
+    assert (found._crews.rows, found._crews.crew) == (32, 1)
