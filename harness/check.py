@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from harness.truth import TO_FP8, AttentionTruth
+from harness.truth import OF_TRUTH, AttentionTruth
 
 #: what may be erred, in units of the baseline
 L2_FACTOR = 1.0
@@ -76,11 +76,11 @@ def judge_attention(
         out    [num_tokens, num_q_heads, head_dim]    the truth's dtype
         lse    [num_tokens, num_q_heads]              float32; None where only the output is to be judged
 
-    What the entry `quantises` widens what is allowed; what is rounded to fp8 the truth must have been made for.
+    What the entry `quantises` widens what is allowed; what is named in OF_TRUTH the truth must have been made for.
     """
-    if unknown := quantises - TO_FP8 - TO_DTYPE:
-        raise ValueError(f"quantises must be of {', '.join(sorted(TO_FP8 | TO_DTYPE))} (got {', '.join(sorted(unknown))})")
-    if quantises & TO_FP8 != truth.quantises:
+    if unknown := quantises - OF_TRUTH - TO_DTYPE:
+        raise ValueError(f"quantises must be of {', '.join(sorted(OF_TRUTH | TO_DTYPE))} (got {', '.join(sorted(unknown))})")
+    if (quantises & OF_TRUTH) - {"tanh"} != truth.quantises - {"tanh"}:  # where nothing is capped it says nothing
         raise ValueError(f"the truth must be made for what is quantised: {sorted(quantises)} (got {sorted(truth.quantises)})")
     for name, got, want, dtype in (("out", out, truth.out, truth.dtype), ("lse", lse, truth.lse, torch.float32)):
         if got is not None and (got.shape != want.shape or got.dtype != dtype):

@@ -20,6 +20,7 @@ class Hazards:
     foreign    unused table entries name a live block of another sequence; else a block that nobody owns, poisoned
     needles    one key in each row carries most of the weight, at first or last token, block edge or split edge
     outlier    one head's scores and values lie far from all others' (harness/ops/outlier.py)
+    behind     slots before every window of a sequence hold what `fill` says, too; else the tokens that were there
     seed       families of one case differ in all values and tables
     """
 
@@ -29,6 +30,7 @@ class Hazards:
     seed: int
     foreign: bool = False
     outlier: bool = False
+    behind: bool = True
 
     def __post_init__(self) -> None:
         if self.fill not in ("nan", "mixed", "stale"):
@@ -49,6 +51,13 @@ TIMED = Hazards(name="timed", fill="nan", needles=False, seed=3)
 def finite(family: Hazards) -> Hazards:
     """The family for entries that say `tails="finite"`: the same values and tables, and no poison."""
     return dataclasses.replace(family, name=f"{family.name}.finite", fill="stale")
+
+
+def as_asked(family: Hazards, tails: str, has_window: bool) -> Hazards:
+    """The family for entries that say these `tails` (harness/registry.py)."""
+    if tails == "window" and has_window:
+        return dataclasses.replace(family, name=f"{family.name}.window", behind=False)
+    return finite(family) if tails == "finite" else family
 
 
 #: Value of every V element in a decoy: a weight of one in ten thousand still moves an output by more than f16 rounds.

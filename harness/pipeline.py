@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from harness import checks
 from harness.ceiling import fastest, floor
 from harness.guards import restore
-from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards, finite
+from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards, as_asked
 from harness.interval import half_width, is_converged
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Inputs, Staged
 from harness.ops.layouts import LAYOUTS, Layout
 from harness.record import Samples
+from harness.registry import TAILS
 from harness.row import Row
 from harness.words import of_error
 
@@ -79,7 +80,7 @@ class CaseRun:
                 row.release()
                 yield row
         if self.session.options.bench:
-            self._forget(*(kind for family in (PLAIN, NEEDLES) for kind in (family, finite(family))))
+            self._forget(*(as_asked(family, tails, True) for family in (PLAIN, NEEDLES) for tails in TAILS))
             with self.session.phase("time"):
                 self._time([row for row in right if self._is_timed(row)])
         for row in right:
@@ -311,7 +312,7 @@ def _hold_against_floor(row: Row, floors: Sequence[Row]) -> None:
 
 def _for_entry(row: Row, family: Hazards) -> Hazards:
     """The family as the row's entry takes it."""
-    return finite(family) if row.entry.impl.tails == "finite" else family
+    return as_asked(family, row.entry.impl.tails, bool(getattr(row.case, "window", None)))
 
 
 def _how_far(summary: Samples) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from harness.ops.case import Case
 
 ENTRY_POINT_GROUP = "pagedbench.impls"
+TAILS = ("anything", "window", "finite")
 ROLES = ("implementation", "control", "reader", "floor")
 #: relations (harness/relations.py) and how far an entry claims each unless it says otherwise
 RELATIONS = {
@@ -167,7 +168,8 @@ class Impl:
     graph        whether `launch` can be captured in a CUDA graph
     lse          whether `launch` writes lse; without, attention is judged by its output alone, and the ledger says so
     tails        "finite" where NaN or infinity in a slot that holds no token would reach its output, which multiplies what
-                 it masks by 0: its rows have ordinary values there, and their ledger says so
+                 it masks by 0: its rows have ordinary values there, and their ledger says so; "window" where that is so of
+                 the slots before a window alone
     quantises    what it rounds below the case's dtype ("query", "probabilities"), which the tolerance then allows for
     claims       relations, and whether they hold "bitwise" or within "tolerance", where that is not the default of RELATIONS
     params       tunable parameters: name -> values worth trying, the default first
@@ -210,7 +212,7 @@ class Impl:
             ),
             (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
             (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
-            (self.tails in ("anything", "finite"), "tails must be 'anything' or 'finite'", self.tails),
+            (self.tails in TAILS, f"tails must be one of {', '.join(TAILS)}", self.tails),
             (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
             (_is_tuple_of(self.layouts, Layout), "layouts must be a tuple of at least one Layout", self.layouts),
             (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),

@@ -16,7 +16,7 @@ import torch
 
 from harness.check import Verdict
 from harness.device import Device
-from harness.hazards import OTHER, Hazards, finite
+from harness.hazards import OTHER, Hazards, as_asked
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
@@ -109,7 +109,7 @@ class Subject:
     @property
     def other(self) -> Hazards:
         """The family of another batch."""
-        return finite(OTHER) if self.entry.impl.tails == "finite" else OTHER
+        return as_asked(OTHER, self.entry.impl.tails, bool(getattr(self.case, "window", None)))
 
     @property
     def unused(self) -> float:

@@ -119,6 +119,8 @@ class Row:
                 self.remark("lse", "not given: judged by the output alone")
             if self.entry.impl.tails == "finite":
                 self.remark("unused slots", "finite: the entry multiplies by 0 what it masks, and 0 * NaN is NaN")
+            if self.entry.impl.tails == "window" and getattr(self.case, "window", None):
+                self.remark("slots behind the window", "tokens, not poison: the entry multiplies by 0 what it masks there")
 
         before = _Memory.read(self.device, self.nvml)
         if not self.attempt(work, "prepare"):

@@ -31,6 +31,9 @@ UNIT_F32 = 2.0**-24
 FP8 = torch.float8_e4m3fn
 #: what an entry may declare to round to fp8 (`Impl.quantises`)
 TO_FP8 = frozenset({"query", "probabilities"})
+#: and what else it may declare that changes the baseline: softcap's tanh by the hardware's approximation
+OF_TRUTH = TO_FP8 | {"tanh"}
+UNIT_TANH = 2.0**-11  # of the largest relative error of tanh.approx.f32, PTX ISA
 #: rms of the relative error that rounding makes, in units of its largest (half an eps): over mantissas spread as logarithms are
 RMS_OF_UNIT = 0.42
 #: bytes of float64 temporaries at a time
@@ -49,7 +52,7 @@ class AttentionTruth:
     baseline_normaliser    [num_tokens, num_q_heads]              what it errs more where rounded probabilities are summed
     num_visible            [num_tokens] int64                     keys that the token sees
     query_start_loc        (num_seqs + 1 numbers)                 query tokens before each sequence, on the host
-    quantises              (names of TO_FP8)                      what the baseline rounds to fp8
+    quantises              (names of OF_TRUTH)                    what the baseline rounds more than a careful kernel
     """
 
     out: torch.Tensor
@@ -113,7 +116,7 @@ def attention_truth(
         key, value    [num_blocks, num_kv_heads, block_size, head_dim]; slots that no row sees are never looked at
         named         alibi_slopes, sinks [num_q_heads]; k_scale, v_scale [1] or [num_kv_heads], where the problem has them
 
-    The baseline rounds what `quantises` names (of TO_FP8) to fp8 e4m3; what is right stays the same.
+    The baseline rounds what `quantises` names (of OF_TRUTH), to fp8 e4m3 or by 11 bits; what is right stays the same.
     """
     zeros = torch.zeros_like(query, dtype=torch.float64)
     no_keys = zeros[..., 0] + (named["sinks"].double() if "sinks" in named else -math.inf)
@@ -127,7 +130,7 @@ def attention_truth(
         num_visible=_num_visible(step, window).to(query.device),
         query_start_loc=tuple(step.host_query_start_loc.tolist()),
         dtype=query.dtype,
-        quantises=quantises & TO_FP8,
+        quantises=quantises & OF_TRUTH,
     )
     problem = _Problem(
         query=query, key=key, value=value, step=step, scale=scale, window=window, softcap=softcap, named=named
@@ -216,6 +219,8 @@ def _attend(truth: AttentionTruth, part: _Part, problem: _Problem) -> None:
     reach = abs(problem.scale) * q.norm(dim=-1) * longest[..., None]  # no score is larger
     of_score, of_sum = _arithmetic(p, reach, seen[..., None], q.shape[-1], truth)
     of_score += _of_score_functions(reach, problem)
+    if "tanh" in truth.quantises and problem.softcap is not None:
+        of_score += UNIT_TANH * reach.clamp(max=problem.softcap)
     l2, largest, normaliser = _baseline(p, v, out, (of_score + of_sum)[..., None], truth)
     of_lse = of_score + of_sum / 3 + UNIT_F32 * lse.abs()
     made = {

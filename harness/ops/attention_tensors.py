@@ -23,7 +23,7 @@ from harness.ops.needles import num_rounds, plant
 from harness.ops.outlier import plant_outlier
 from harness.ops.quantised import AT_ONCE, draw_scale, store
 from harness.ops.sharing import blocks_to_read
-from harness.truth import TO_FP8, AttentionTruth, attention_truth
+from harness.truth import OF_TRUTH, AttentionTruth, attention_truth
 
 
 class AttentionOperator:
@@ -68,7 +68,7 @@ class AttentionOperator:
         rng = np.random.default_rng(hz.seed_of(case.digest, hazards))
         shared = tuple((leader, tokens // case.block_size) for leader, tokens in case.prefix)
         tables = hz.deal_blocks(case.blocks_per_seq, case.num_blocks, rng, shared)
-        used = _slots_in_use(case, tables, device)
+        used = _slots_in_use(case, hazards, tables, device)
         if hazards.foreign:
             tables = hz.foreign_entries(tables, case.blocks_per_seq)
         step, held = make_step(tables, np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32), device)
@@ -82,11 +82,12 @@ class AttentionOperator:
         return num_rounds(case) if hazards.needles else 1
 
 
-def _slots_in_use(case: AttentionCase, tables: np.ndarray, device: str) -> torch.Tensor:
-    """[num_blocks, block_size] bool: the slots that hold a token which some row may see."""
+def _slots_in_use(case: AttentionCase, hazards: Hazards, tables: np.ndarray, device: str) -> torch.Tensor:
+    """[num_blocks, block_size] bool: the slots that hold a token which some row may see, or may multiply by 0."""
     used = np.zeros((case.num_blocks, case.block_size), dtype=bool)
     slot = np.arange(case.block_size)
-    for row, first, seq_len, num_blocks in zip(tables, case.first_keys, case.seq_lens, case.blocks_per_seq, strict=True):
+    firsts = case.first_keys if hazards.behind else (0,) * case.num_seqs
+    for row, first, seq_len, num_blocks in zip(tables, firsts, case.seq_lens, case.blocks_per_seq, strict=True):
         begin, last = first // case.block_size, num_blocks - 1
         if begin > last:
             continue
@@ -197,19 +198,21 @@ class AttentionInputs:
         return len(self.layers)
 
     def truth(self, layer: int, quantises: frozenset[str] = frozenset()) -> AttentionTruth:
-        """Truth in float64, computed once a layer, and again where what is rounded to fp8 (of `quantises`) is another."""
-        made, to_fp8 = self.layers[layer], quantises & TO_FP8
-        if made.truth is None or made.truth.quantises != to_fp8:
-            made.truth = self._attend(made.query, made.key, made.value, made.named, to_fp8)
+        """Truth in float64, computed once a layer, and again where what is rounded besides (of `quantises`) is another."""
+        made, rounded = self.layers[layer], quantises & OF_TRUTH
+        if self.case.softcap is None:
+            rounded -= {"tanh"}
+        if made.truth is None or made.truth.quantises != rounded:
+            made.truth = self._attend(made.query, made.key, made.value, made.named, rounded)
         return made.truth
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, named: Mapping[str, torch.Tensor],
-        to_fp8: frozenset[str] = frozenset(),
+        rounded: frozenset[str] = frozenset(),
     ) -> AttentionTruth:
         case = self.case
         return attention_truth(
-            query, key, value, self.step, case.softmax_scale, to_fp8, window=case.window, softcap=case.softcap, named=named
+            query, key, value, self.step, case.softmax_scale, rounded, window=case.window, softcap=case.softcap, named=named
         )
 
     @functools.cached_property
@@ -218,7 +221,8 @@ class AttentionInputs:
         over rows of the first set. It is the format's, whoever reads it. None where nothing is quantised or seen."""
         if not self.case.kv_dtype or self.hazards.needles:
             return None
-        stored, used = self.truth(0), _slots_in_use(self.case, self.step.host_block_tables, str(self.layers[0].key.device))
+        device = str(self.layers[0].key.device)
+        stored, used = self.truth(0), _slots_in_use(self.case, self.hazards, self.step.host_block_tables, device)
         dtype = torch_dtype(self.case.dtype)
         drawn = _draw(self, used, 0, lambda _, *shape: torch.empty(shape, dtype=dtype, device=used.device))
         exact = self._attend(drawn.query, drawn.key, drawn.value, drawn.named).out

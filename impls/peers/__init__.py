@@ -17,6 +17,10 @@ HALVES = frozenset({"f16", "bf16"})
 FLASHINFER_DIMS = frozenset({64, 128, 256})
 
 
+#: masks of those that multiply by 0 what lies before a window, and approximate softcap's tanh
+MASKS = frozenset({"window", "softcap"})
+
+
 def _peer(name: str, prepare: str, **fields: object) -> Impl:
     of_all = {"op": "attention", "devices": ("cuda",), "lse": False}
     return Impl(name=f"peer.{name}", prepare=f"impls.peers.{prepare}", **{**of_all, **fields})  # type: ignore[arg-type]
@@ -34,16 +38,22 @@ def _flashinfer(name: str, prepare: str, **fields: object) -> Impl:
 
 
 def _fa3(name: str, prepare: str, library: str, note: str) -> Impl:
-    limits = Limits(dtypes=HALVES, head_dim_multiple=8, max_head_dim=256)
+    is_fp8 = prepare.endswith("Fp8")
+    features = MASKS | ({"e4m3"} if is_fp8 else set())
+    limits = Limits(
+        dtypes={"bf16"} if is_fp8 else HALVES, head_dim_multiple=16 if is_fp8 else 8, max_head_dim=256, features=features
+    )
     return _peer(
-        name, f"fa3:{prepare}", layouts=(NHD, KV_NHD), limits=limits, available=f"impls.peers.libraries:{library}", note=note
+        name, f"fa3:{prepare}", layouts=(NHD, KV_NHD), limits=limits, available=f"impls.peers.libraries:{library}", note=note,
+        tails="window", quantises=frozenset({"tanh", "query", "probabilities"} if is_fp8 else {"tanh"}),
     )
 
 
 def _paged_attention(version: int, note: str, rounds: set[str]) -> Impl:
     return _peer(
         f"vllm.paged_attention_v{version}", f"vllm_kernels:Version{version}", layouts=(X_PACKED,),
-        limits=Limits(head_dims={32, 64, 80, 96, 112, 120, 128, 192, 256}, block_sizes={8, 16, 32}, max_q_len=1),
+        limits=Limits(head_dims={32, 64, 80, 96, 112, 120, 128, 192, 256}, block_sizes={8, 16, 32}, max_q_len=1,
+            features=frozenset({"alibi", "e4m3", "e5m2"})),
         quantises=frozenset(rounds), available="impls.peers.libraries:vllm_kernels", note=note,
     )
 
@@ -51,14 +61,16 @@ def _paged_attention(version: int, note: str, rounds: set[str]) -> Impl:
 PEERS: tuple[Impl, ...] = (
     # attention
     *_with_lse(_flashinfer(
-        "decode", "Decode", layouts=(HND, NHD), params={"cuda_graph": (1, 0)}, quantises=frozenset({"partials"}),
-        limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS, groups={1, 2, 3, 4, 8}, max_q_len=1),
+        "decode", "Decode", layouts=(HND, NHD), params={"cuda_graph": (1, 0)}, quantises=frozenset({"partials", "tanh"}),
+        tails="window", limits=Limits(
+            dtypes=HALVES, head_dims=FLASHINFER_DIMS, groups={1, 2, 3, 4, 8}, max_q_len=1, features=MASKS | {"e4m3", "e5m2"}
+        ),
         note="FlashInfer's decode wrapper on CUDA cores",
     )),
     *_with_lse(_flashinfer(
         "tensor_core", "TensorCore", layouts=(HND, NHD), params={"cuda_graph": (1, 0)},
-        quantises=frozenset({"partials", "normaliser"}),
-        limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS, max_q_len=1),
+        quantises=frozenset({"partials", "normaliser", "tanh"}), tails="window",
+        limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS, max_q_len=1, features=MASKS | {"e4m3", "e5m2"}),
         note="FlashInfer's decode wrapper, use_tensor_cores=True",
     )),
     *_with_lse(_flashinfer(
@@ -68,9 +80,10 @@ PEERS: tuple[Impl, ...] = (
     _flashinfer(
         "xqa", "Xqa", layouts=(HND, NHD), quantises=frozenset({"partials"}),
         limits=Limits(
-            dtypes=HALVES, head_dim_multiple=16, max_head_dim=256, block_sizes={16, 32, 64, 128}, max_q_len=1
+            dtypes=HALVES, head_dim_multiple=16, max_head_dim=256, block_sizes={16, 32, 64, 128}, max_q_len=1,
+            features=frozenset({"window", "sinks", "e4m3"}),
         ),
-        note="TensorRT-LLM's XQA in FlashInfer",
+        tails="window", note="TensorRT-LLM's XQA in FlashInfer",
     ),
     _fa3("fa3", "Dao", "fa3", "FlashAttention-3, scheduled in its launch"),
     *_with_lse(_fa3("fa3.scheduled", "DaoScheduled", "fa3", "FlashAttention-3, scheduler metadata computed in plan")),
@@ -78,17 +91,22 @@ PEERS: tuple[Impl, ...] = (
     *_with_lse(_fa3(
         "vllm.fa3.scheduled", "VllmScheduled", "vllm_fa3", "FlashAttention-3 as vLLM builds it, scheduler metadata from plan"
     )),
+    _fa3("fa3.fp8", "DaoFp8", "fa3", "FlashAttention-3 on fp8: query rounded as well, scheduled in plan"),
+    _fa3("vllm.fa3.fp8", "VllmFp8", "vllm_fa3", "FlashAttention-3 as vLLM builds it on fp8: query rounded as well"),
     _paged_attention(1, "vLLM's first kernel: one CTA a query head", {"products"}),
     *_with_lse(_paged_attention(2, "the same in partitions of 512 tokens", {"products", "partials"})),
     _peer(
-        "vllm.unified", "vllm_unified:Unified", layouts=(NHD, KV_NHD), limits=Limits(dtypes=HALVES),
-        available="impls.peers.libraries:vllm", note="vLLM's Triton unified attention",
+        "vllm.unified", "vllm_unified:Unified", layouts=(NHD, KV_NHD),
+        limits=Limits(dtypes=HALVES, features=frozenset({"window", "softcap", "alibi", "sinks", "e4m3", "e5m2"})),
+        tails="window", available="impls.peers.libraries:vllm", note="vLLM's Triton unified attention",
     ),
     *_with_lse(_peer(
         "fa2", "fa2:FlashAttention2", layouts=(NHD, KV_NHD), graph=False, available="impls.peers.libraries:fa2",
         limits=Limits(
-            dtypes=HALVES, head_dim_multiple=8, max_head_dim=256, block_sizes={256, 512, 1024}, max_q_len=1
+            dtypes=HALVES, head_dim_multiple=8, max_head_dim=256, block_sizes={256, 512, 1024}, max_q_len=1,
+            features=MASKS | {"alibi"},
         ),
+        tails="window", quantises=frozenset({"tanh"}),
         note="FlashAttention-2's flash_attn_with_kvcache",
     )),
     _peer(
@@ -109,10 +127,12 @@ PEERS: tuple[Impl, ...] = (
     # cache_write
     _peer(
         "vllm.reshape_and_cache_flash", "vllm_kernels:CacheWrite", op="cache_write", layouts=(NHD, HND, KV_NHD), lse=True,
+        limits=Limits(features=frozenset({"e4m3"})),
         available="impls.peers.libraries:vllm_kernels", note="vLLM's scatter by strides, one CTA a token",
     ),
     _peer(
         "vllm.reshape_and_cache", "vllm_kernels:PackedCacheWrite", op="cache_write", layouts=(X_PACKED,), lse=True,
+        limits=Limits(features=frozenset({"e4m3"})),
         available="impls.peers.libraries:vllm_kernels", note="vLLM's scatter into the layout of its v1 and v2",
     ),
 )  # fmt: skip

@@ -32,6 +32,8 @@ class FlashAttention2(Peer):
         made, logs = self._attend(
             query[:, None], key_cache, value_cache, cache_seqlens=self._rows.seq_lens, block_table=self._rows.block_tables,
             softmax_scale=self.spec.scale, causal=True, return_softmax_lse=True,
+            window_size=(self.spec.window - 1, 0) if self.spec.window else (-1, -1), softcap=self.spec.softcap or 0.0,
+            alibi_slopes=self.layer.get("alibi_slopes"),
         )
         out.copy_(made[:, 0])
         if self.wants_lse:

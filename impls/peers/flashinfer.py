@@ -15,12 +15,14 @@ from harness.guards import workspace
 from harness.ops.dtypes import torch_dtype
 from harness.registry import Unsupported
 from impls.peers.libraries import FLASHINFER
-from impls.peers.peer import Peer, Rows, require_contiguous
+from impls.peers.peer import HostScales, Peer, Rows, require_contiguous, require_one_scale
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
 
 MIB = 1 << 20
+#: what a quantised cache's scales cost: the library takes numbers
+SCALES = "read back to the host by launches that are not captured"
 #: what the wrappers take by themselves, and what their documentation recommends to give them
 INT_WORKSPACE, FLOAT_WORKSPACE = 8 * MIB, 128 * MIB
 BATCH_WORKSPACE = 384 * MIB
@@ -52,6 +54,10 @@ class Decode(Planned):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
+        require_one_scale(spec)
+        self._host_scales = HostScales()
+        if spec.kv_dtype:
+            self.ledger = {**self.ledger, "scales": SCALES}
         self._class = FLASHINFER.load().BatchDecodeWithPagedKVCacheWrapper
         partials = 4 * 16 * spec.max_num_seqs * spec.num_q_heads * spec.head_dim  # a tile of 16 rows in float each
         self._floats = workspace(max(FLOAT_WORKSPACE, 2 * partials), torch.uint8, spec.device).zero_()
@@ -79,17 +85,21 @@ class Decode(Planned):
         indptr, indices, last = pages(rows.host_block_tables, rows.host_seq_lens, spec.block_size)
         self._wrapper.plan(
             indptr, indices, last, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.block_size,
-            q_data_type=torch_dtype(spec.dtype), kv_data_type=torch_dtype(spec.dtype), sm_scale=spec.scale,
+            q_data_type=torch_dtype(spec.dtype), kv_data_type=torch_dtype(spec.cache_dtype), sm_scale=spec.scale,
+            window_left=spec.window - 1 if spec.window else -1, logits_soft_cap=spec.softcap,
         )
 
     def _launch(
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
         require_contiguous(out=out, lse=lse)
+        more: dict[str, Any] = {}
+        if self.spec.kv_dtype:
+            more = {name: self._host_scales(self.layer[name]) for name in ("k_scale", "v_scale")}
         if not self.wants_lse:
-            self._wrapper.run(query, (key_cache, value_cache), out=out)
+            self._wrapper.run(query, (key_cache, value_cache), out=out, **more)
             return
-        self._wrapper.run(query, (key_cache, value_cache), out=out, lse=lse, return_lse=True)
+        self._wrapper.run(query, (key_cache, value_cache), out=out, lse=lse, return_lse=True, **more)
         lse.mul_(math.log(2))
 
 
@@ -140,6 +150,10 @@ class Xqa(Peer):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
+        require_one_scale(spec)
+        self._host_scales = HostScales()
+        if spec.kv_dtype:
+            self.ledger = {**self.ledger, "scales": SCALES}
         self._decode = FLASHINFER.load("flashinfer.decode").xqa_batch_decode_with_kv_cache
         _require_xqa(spec)
         self._workspace = workspace(SEMAPHORES + SCRATCH, torch.uint8, spec.device).zero_()  # semaphores begin at 0
@@ -155,7 +169,9 @@ class Xqa(Peer):
         require_contiguous(query=query, out=out)
         self._decode(
             query, (key_cache, value_cache), self._workspace, self._rows.block_tables, self._lengths, self._rows.max_seq_len,
-            bmm1_scale=self.spec.scale, bmm2_scale=1.0, out=out, kv_layout=self.spec.layout.name,
+            bmm1_scale=self.spec.scale * self._host_scales(self.layer.get("k_scale")),
+            bmm2_scale=self._host_scales(self.layer.get("v_scale")), out=out, kv_layout=self.spec.layout.name,
+            window_left=self.spec.window - 1 if self.spec.window else -1, sinks=self.layer.get("sinks"),
         )
 
 

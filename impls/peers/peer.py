@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,10 @@ class Peer(Prepared):
     """A library's attention. A subclass plans in `_plan` and launches in `_launch`, for at least one query token.
 
     wants_lse    whether this entry writes lse, in natural logarithm: rows that are timed leave out what converts it
+    layer        of a launch, what it takes by name
     """
+
+    layer: Mapping[str, torch.Tensor] = {}
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
@@ -66,10 +70,12 @@ class Peer(Prepared):
             self._plan(step)
 
     def launch(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+        **layer: torch.Tensor,
     ) -> None:
         if len(query) != self.num_tokens:
             raise ValueError(f"planned for {self.num_tokens} query tokens (got {len(query)})")
+        self.layer = layer
         if self.num_tokens:
             self._launch(query, key_cache, value_cache, out, lse)
 
@@ -80,6 +86,29 @@ class Peer(Prepared):
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
         raise NotImplementedError
+
+
+class HostScales:
+    """Scales as numbers, for libraries that take no tensor: read back by every launch that is not captured.
+
+    A launch that is captured takes those which the last one read at the same address.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def __call__(self, scale: torch.Tensor | None) -> float:
+        if scale is None:
+            return 1.0
+        if not (scale.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._known[scale.data_ptr()] = float(scale)
+        return self._known[scale.data_ptr()]
+
+
+def require_one_scale(spec: AttentionSpec) -> None:
+    """Raise Unsupported for scales by head, where the library has one for all."""
+    if spec.kv_scales == "head":
+        raise Unsupported("takes one scale for K and one for V (got kv_scales head)")
 
 
 def require_contiguous(**tensors: torch.Tensor) -> None:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.guards import workspace
-from harness.ops.dtypes import ITEMSIZE, torch_dtype
+from harness.ops.dtypes import ITEMSIZE, movable, torch_dtype
 from harness.ops.layouts import HND
 from harness.registry import Prepared, Unsupported
 from impls.peers.libraries import VLLM_KERNELS
-from impls.peers.peer import Peer, Rows, require_contiguous, require_same_strides
+from impls.peers.peer import Peer, Rows, require_contiguous, require_one_scale, require_same_strides
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
     from harness.ops.cache_write import CacheWriteSpec, CacheWriteStep
 
+#: its names of what a cache holds
+FORMATS = {None: "auto", "e4m3": "fp8_e4m3", "e5m2": "fp8_e5m2"}
 PARTITION = 512  # tokens of a CTA of v2
 MOST_CHUNKS = 512  # threads of a CTA of reshape_and_cache
 #: no ALiBi, nothing block-sparse: tp_rank, local blocks, vertical stride, block size, sliding step
@@ -31,6 +33,7 @@ class Version1(Peer):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
+        require_one_scale(spec)
         self._require_room(spec)
         self._attend = VLLM_KERNELS.load(f"_C.{self.operator}")
         self._one = workspace(1, torch.float32, spec.device).fill_(1.0)  # k_scale and v_scale
@@ -53,7 +56,8 @@ class Version1(Peer):
     ) -> None:
         require_contiguous(out=out, block_tables=self._rows.block_tables)
         require_same_strides(key_cache, value_cache)
-        self._attend(out, *self._partials(), query, key_cache, value_cache, *self._arguments())
+        # Quantised caches are bytes to it.
+        self._attend(out, *self._partials(), query, movable(key_cache), movable(value_cache), *self._arguments())
 
     def _partials(self) -> tuple[torch.Tensor, ...]:
         return ()
@@ -63,7 +67,8 @@ class Version1(Peer):
         spec, rows = self.spec, self._rows
         return (
             spec.num_kv_heads, spec.scale, rows.block_tables, rows.seq_lens, spec.block_size, max(rows.max_seq_len, 1),
-            None, "auto", self._one, self._one, *DENSE,
+            self.layer.get("alibi_slopes"), FORMATS[spec.kv_dtype], self.layer.get("k_scale", self._one),
+            self.layer.get("v_scale", self._one), *DENSE,
         )
 
 
@@ -111,6 +116,9 @@ class CacheWrite(Prepared):
     operator = "reshape_and_cache_flash"
 
     def __init__(self, spec: CacheWriteSpec) -> None:
+        if spec.kv_scales == "head":
+            raise Unsupported("takes one scale for K and one for V (got kv_scales head)")
+        self._format = FORMATS[spec.kv_dtype]
         self._heads_first = spec.layout is HND
         self._write = VLLM_KERNELS.load(f"_C_cache_ops.{self.operator}")
         self._one = workspace(1, torch.float32, spec.device).fill_(1.0)
@@ -119,12 +127,15 @@ class CacheWrite(Prepared):
     def plan(self, step: CacheWriteStep) -> None:
         self._slot_mapping = step.slot_mapping
 
-    def launch(self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    def launch(
+        self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, **layer: torch.Tensor
+    ) -> None:
         if len(key) != len(self._slot_mapping):
             raise ValueError(f"planned for {len(self._slot_mapping)} tokens (got {len(key)})")
         if len(key):
-            caches = self._caches(key_cache, value_cache)
-            self._write(key, value, *caches, self._slot_mapping, "auto", self._one, self._one)
+            caches = self._caches(movable(key_cache), movable(value_cache))
+            scales = (layer.get(name, self._one) for name in ("k_scale", "v_scale"))
+            self._write(key, value, *caches, self._slot_mapping, self._format, *scales)
 
     def _caches(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         require_same_strides(key_cache, value_cache)

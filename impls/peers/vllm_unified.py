@@ -9,7 +9,7 @@ import torch
 
 from harness.guards import workspace
 from impls.peers.libraries import VLLM
-from impls.peers.peer import Peer
+from impls.peers.peer import Peer, require_one_scale
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
@@ -25,6 +25,7 @@ class Unified(Peer):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
+        require_one_scale(spec)
         self._attend = VLLM.load("vllm.v1.attention.ops.triton_unified_attention").unified_attention
         self._threshold = MIN_LAUNCH_GRID_SIZE_2D // spec.num_kv_heads
         shape = (self._threshold, spec.num_q_heads, NUM_PAR_SOFTMAX_SEGMENTS)
@@ -41,11 +42,13 @@ class Unified(Peer):
     def _launch(
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
-        step = self._step
+        step, layer = self._step, self.layer
         self._attend(
             q=query, k=key_cache, v=value_cache, out=out, cu_seqlens_q=step.query_start_loc, max_seqlen_q=self._max_q_len,
             seqused_k=step.seq_lens, max_seqlen_k=self._max_seq_len, softmax_scale=self.spec.scale, causal=True,
-            window_size=(-1, -1), block_table=step.block_tables, softcap=0.0, q_descale=None, k_descale=None, v_descale=None,
+            window_size=(self.spec.window - 1, 0) if self.spec.window else (-1, -1), block_table=step.block_tables,
+            softcap=self.spec.softcap or 0.0, q_descale=None, k_descale=layer.get("k_scale"), v_descale=layer.get("v_scale"),
+            alibi_slopes=layer.get("alibi_slopes"), sinks=layer.get("sinks"),
             seq_threshold_3D=self._threshold, num_par_softmax_segments=NUM_PAR_SOFTMAX_SEGMENTS,
             softmax_segm_output=self._output, softmax_segm_max=self._max, softmax_segm_expsum=self._expsum,
         )

@@ -34,6 +34,22 @@ CASES = {
 }
 
 
+#: what a layer adds
+ASKED = {
+    case.name.removeprefix("peers."): case
+    for case in (
+        decode("window", seq_lens=(5, 40, 33, 64), window=20),
+        decode("window_prefill", seq_lens=(40, 33, 5), q_lens=(20, 3, 1), window=9),
+        decode("softcap", seq_lens=(5, 40), softcap=20.0),
+        decode("alibi", seq_lens=(5, 40, 17), alibi=True),
+        decode("sinks", seq_lens=(5, 40, 17), sinks=True),
+        decode("e4m3", seq_lens=(5, 40, 17), kv_dtype="e4m3"),
+        decode("e4m3_heads", seq_lens=(5, 40, 17), kv_dtype="e4m3", kv_scales="head"),
+        decode("features_of_256", seq_lens=(300, 7), block_size=256, window=100, softcap=20.0, alibi=True),
+    )
+}
+
+
 @pytest.fixture
 def measured():
     """measured(NAME, case, PARAMETER=...): the record of each of the peer's layouts, by layout; `tails` changes the entry."""

@@ -85,7 +85,11 @@ def flash_attn_with_kvcache(
     require(cache_seqlens.dtype == torch.int32 and cache_seqlens.shape == (batch,), "seqlens_k must have dtype int32")
     require(int(cache_seqlens.max()) <= block_table.shape[1] * k_cache.shape[1], "max(seqlens_k) exceeds the capacity")
     starts = torch.arange(batch + 1) * q_len
-    out, logs = attend(q.flatten(0, 1), k_cache, v_cache, block_table, cache_seqlens, starts, softmax_scale, causal)
+    require(window_size[1] == (0 if window_size[0] >= 0 else -1), "another kernel")
+    out, logs = attend(
+        q.flatten(0, 1), k_cache, v_cache, block_table, cache_seqlens, starts, softmax_scale, causal,
+        window_left=window_size[0], softcap=softcap, alibi_slopes=alibi_slopes,
+    )
     logs = logs.masked_fill(logs.isneginf(), math.inf).view(batch, q_len, num_heads).transpose(1, 2).contiguous()
     out = out.to(q.dtype).view(q.shape)
     return (out, logs) if return_softmax_lse else out

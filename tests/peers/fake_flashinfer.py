@@ -82,6 +82,8 @@ class BatchDecodeWithPagedKVCacheWrapper:
                 raise ValueError("The size of indices should be less than or equal to the allocated buffer")
             held = tuple(buffer[: len(part)].copy_(part) for buffer, part in zip(self._buffers, held, strict=True))
         self._held, self._page_size, self._scale = held, page_size, sm_scale
+        require(pos_encoding_mode == "NONE", "another kernel")
+        self._masks = {"window_left": window_left, "softcap": logits_soft_cap}
         self._dtypes, self._heads = (q_data_type, kv_data_type or q_data_type), (num_qo_heads, num_kv_heads, head_dim)
 
     def run(
@@ -98,7 +100,10 @@ class BatchDecodeWithPagedKVCacheWrapper:
             raise ValueError("q.shape[0] does not match batch_size * q_len_per_req")
         seq_lens = (indptr.diff() - 1).clamp(min=0) * self._page_size + last
         scale = self._scale or q.shape[-1] ** -0.5
-        made, logs = attend(q, key, value, tables_of(indptr, indices), seq_lens, torch.arange(len(q) + 1), scale)
+        require(all(one is None or isinstance(one, float) for one in (k_scale, v_scale)), "scales are numbers")
+        scales = {"k_scale": 1.0 if k_scale is None else k_scale, "v_scale": 1.0 if v_scale is None else v_scale}
+        tables, starts = tables_of(indptr, indices), torch.arange(len(q) + 1)
+        made, logs = attend(q, key, value, tables, seq_lens, starts, scale, **self._masks, **scales)
         require_tensor(out, q.shape, q.dtype, "out")
         write_flat(out, made)
         if return_lse:
@@ -151,6 +156,10 @@ def xqa_batch_decode_with_kv_cache(
     require(workspace_buffer.dtype == torch.uint8 and not workspace_buffer[:SEMAPHORES].any(), "semaphores begin at 0")
     lens = seq_lens.view(torch.int32)
     starts = torch.arange(len(query) + 1)
-    made, _ = attend(read_flat(query), key, value, read_flat(block_tables), lens, starts, bmm1_scale)
+    require(isinstance(bmm1_scale, float) and isinstance(bmm2_scale, float), "scales are numbers")
+    require(sinks is None or sinks.dtype == torch.float32, "sinks are float32")
+    made, _ = attend(
+        read_flat(query), key, value, read_flat(block_tables), lens, starts, bmm1_scale, window_left=window_left, sinks=sinks
+    )
     write_flat(out, made * bmm2_scale)
     return out

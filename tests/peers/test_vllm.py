@@ -18,6 +18,10 @@ WRITES = {
     "scattered": CacheWriteCase(
         name="peers.write", num_kv_heads=2, head_dim=64, block_size=16, num_tokens=40, num_padding=9, num_blocks=8
     ),
+    "e4m3": CacheWriteCase(
+        name="peers.e4m3", num_kv_heads=2, head_dim=64, block_size=16, num_tokens=40, num_padding=9, num_blocks=8,
+        kv_dtype="e4m3",
+    ),
     "wide": CacheWriteCase(name="peers.wide", num_kv_heads=40, head_dim=128, block_size=16, num_tokens=3, num_blocks=2),
     "float32": CacheWriteCase(
         name="peers.float", num_kv_heads=3, head_dim=20, block_size=8, num_tokens=9, num_blocks=4, dtype="f32"
@@ -50,6 +54,8 @@ def test_every_argument_arrives_as_vllm_takes_it(measured, name, case):
     [
         ("reshape_and_cache_flash", "scattered", "ok", None),
         ("reshape_and_cache_flash", "wide", "ok", None),
+        ("reshape_and_cache_flash", "e4m3", "ok", None),
+        ("reshape_and_cache", "e4m3", "ok", None),
         ("reshape_and_cache", "scattered", "ok", None),
         ("reshape_and_cache", "float32", "ok", None),
         ("reshape_and_cache", "wide", "unsupported",
