@@ -15,9 +15,10 @@ from harness.record import Record
 from harness.report import against, figures, heat, kills, pool, reasons, rows, standing, tables, trends, units, verdicts
 from harness.report.again import command
 from harness.report.beside import Beside
+from harness.report.packed import packed
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("tables.js", "marks.js", "page.js")
+_SCRIPTS = ("packed.js", "tables.js", "marks.js", "page.js")
 
 
 def html(records: Sequence[Record], beside: Beside | None = None) -> str:
@@ -60,7 +61,7 @@ def _environment() -> jinja2.Environment:
     made.filters |= {
         "breakable": _breakable, "id": id, "percent": units.percent, "ratio": units.ratio, "count": units.count,
         "change": against.change_of_share, "headline": verdicts.headline, "moved": verdicts.change, "spread": verdicts.spread,
-        "cost": verdicts.cost_line,
+        "cost": verdicts.cost_line, "packed": packed,
     }  # fmt: skip
     return made
 

@@ -1,5 +1,4 @@
 // Sorting and filtering of tables. Comfort only: without it the page is complete, unsorted and unfiltered.
-"use strict";
 const FACTORS = { B: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12, "µJ": 1e-6, mJ: 1e-3, J: 1, "µs": 1e-6, ms: 1e-3, s: 1 };
 
 function make(tag, properties) {

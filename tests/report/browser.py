@@ -43,14 +43,16 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, file: Path, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True) -> None:
-        """Load a file into a window of that size and wait until it has loaded."""
+    def open(
+        self, file: Path, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True, place: str = ""
+    ) -> None:
+        """Load a file, at a place such as "#top", into a window of that size and wait until it has loaded."""
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", media="", features=[scheme])
         self._call("Emulation.setScriptExecutionDisabled", value=not script)
         loads = self._loads
-        self._call("Page.navigate", url=file.as_uri())
+        self._call("Page.navigate", url=file.as_uri() + place)
         while self._loads == loads:
             self._hear()
 
@@ -67,6 +69,13 @@ class Browser:
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Wait until JavaScript is true of the page: what a page does after it has loaded."""
+        end = time.monotonic() + self._patience_s
+        while not self.value(expression):
+            assert time.monotonic() < end, f"not true for {self._patience_s:.0f} s: {expression}"
+            time.sleep(0.02)
 
     def click(self, expression: str) -> None:
         """Press and release the mouse over the middle of an element, wherever it is on the page."""

@@ -269,6 +269,51 @@ def test_without_javascript_the_page_is_whole(browser, page):
     assert browser.value("document.querySelectorAll('button, input').length") == 0
 
 
+@pytest.fixture(scope="module")
+def long_page(tmp_path_factory, gpu_run):
+    """A report of so many rows that its cases are packed."""
+    many = [replace(r, case=f"{r.case}.{n}", case_digest=f"{r.case_digest}{n}") for n in range(4) for r in gpu_run]
+    file = tmp_path_factory.mktemp("long") / "report.html"
+    file.write_text(page_of(many), encoding="utf-8")
+    assert '<template class="packed">' in file.read_text(encoding="utf-8")
+    return file, many
+
+
+def test_what_is_packed_is_there(browser, long_page):
+    """Every row with its command, to be sorted and filtered; links lead into it."""
+    file, many = long_page
+    browser.open(file)
+    browser.wait("document.querySelectorAll('template').length === 0 && document.querySelector('#theme') !== null")
+    cases = "document.querySelectorAll('#cases tbody tr').length"
+
+    assert browser.value("document.querySelectorAll('#cases tbody th code').length") == len(many)
+    assert browser.value(cases) == len(many)
+    assert browser.value("[...document.querySelectorAll('a[href^=\"#\"]')].every(a => document.querySelector(a.hash))")
+    browser.click(f"{CASE}.querySelector('thead button')")
+    assert browser.value(FIRST) == "control.base2_lse[HND]"
+    browser.click("document.querySelector('#cases input')")
+    browser.type("facts.F.2 wrong nhd")
+    assert shown(browser, "cases") == 1
+
+
+def test_an_address_leads_into_what_is_packed(browser, long_page, tmp_path):
+    """A link to a case, opened anew, shows that case and not the top."""
+    file = tmp_path / "another.html"  # to an address of the page that is open a browser only scrolls
+    file.write_bytes(long_page[0].read_bytes())
+    browser.open(file, place="#case-9")
+    browser.wait("document.querySelector('#case-9') !== null")
+
+    assert browser.value("Math.abs(document.querySelector('#case-9').getBoundingClientRect().top)") < 100
+
+
+def test_without_javascript_what_is_packed_is_told_of(browser, long_page):
+    """The verdict and the pictures stand there, and a line says where the rows are."""
+    browser.open(long_page[0], script=False)
+
+    assert "report.md" in browser.value("document.querySelector('#cases noscript').textContent")
+    assert browser.value("document.querySelectorAll('.plot[role=img] .mark > title').length") > 100
+
+
 def test_it_prints_on_white(browser, page):
     """From a dark phone, too: on paper the page is light, and all of its tables are in some dozens of pages."""
     browser.open(page, PHONE, dark=True)
