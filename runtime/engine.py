@@ -67,7 +67,8 @@ class Engine:
             block_size=settings.block_size, num_blocks=num_blocks(model, settings, self.max_model_len),
             max_seq_len=self.max_model_len, device=model.device,
         )  # fmt: skip
-        self.kernels = Kernels(shape, decode=settings.impl, prefill=settings.prefill, registry=registry)
+        q_len = min(settings.max_num_tokens, self.max_model_len)
+        self.kernels = Kernels(shape, max_q_len=q_len, decode=settings.impl, prefill=settings.prefill, registry=registry)
         caches = self.kernels.empty_caches()
         self.handle = new_handle()
         bind_caches(model.module, self.handle, *caches)

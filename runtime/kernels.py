@@ -20,15 +20,23 @@ from harness.ops.attention import AttentionSpec
 from harness.ops.block_copy import BlockCopySpec
 from harness.ops.cache_write import CacheWriteSpec
 from harness.ops.dtypes import torch_dtype
-from harness.ops.layouts import Layout
+from harness.ops.layouts import HND, Layout
 from harness.registry import Entry, Impl, Prepared, Registry, Unsupported, default_registry
 
-#: by operator and kind of device, the best first
+#: by kind of device, entries for decode and for prompts that go well together, the best first
+PAIRS = {
+    "cuda": (
+        ("cuda.tensor_core[HND_SWIZZLED]", "cuda.prefill[HND_SWIZZLED]"),
+        ("cuda.tensor_core[HND]", "triton.split_kv[HND]"),
+        ("cuda.split_kv[HND]", "triton.split_kv[HND]"),
+        ("torch.gather[HND]", "torch.gather[HND]"),
+    ),
+    "cpu": (("torch.gather[HND]", "torch.gather[HND]"),),
+}
+#: by operator and kind of device, what goes with a layout that is settled, the best first
 PREFERRED = {
-    ("decode", "cuda"): ("cuda.tensor_core[HND]", "cuda.split_kv[HND]", "triton.split_kv[HND]", "torch.gather[HND]"),
-    ("decode", "cpu"): ("torch.gather[HND]",),
-    ("prefill", "cuda"): ("cuda.prefill", "triton.split_kv", "torch.gather", "cuda.per_token"),
-    ("prefill", "cpu"): ("torch.gather", "torch.blocked"),
+    ("attention", "cuda"): ("cuda.prefill", "triton.split_kv", "torch.gather", "cuda.per_token"),
+    ("attention", "cpu"): ("torch.gather", "torch.blocked"),
     ("cache_write", "cuda"): ("cuda.cache_write", "torch.cache_write"),
     ("cache_write", "cpu"): ("torch.cache_write",),
     ("block_copy", "cuda"): ("cuda.block_copy", "torch.block_copy"),
@@ -73,23 +81,39 @@ class CacheShape:
 class Kernels:
     """Entries for one cache shape. Raises UsageError for a name that is none, Unsupported where limits rule an entry out.
 
+    max_q_len          query tokens of a sequence in one step, at most
     decode, prefill    rows of the registry, "cuda.split_kv[NHD]"; None is the best that takes the shape
     """
 
     def __init__(
-        self, shape: CacheShape, *, decode: str | None = None, prefill: str | None = None, registry: Registry | None = None
-    ) -> None:
-        self.shape = shape
+        self, shape: CacheShape, *, max_q_len: int, decode: str | None = None, prefill: str | None = None,
+        registry: Registry | None = None,
+    ) -> None:  # fmt: skip
+        self.shape, self._max_q_len = shape, max_q_len
         self._registry = registry or default_registry()
-        one = shape.attention_spec  # by name: the layout is the entry's
-        self.decode = self._choose("decode", decode, None, lambda layout: one(layout, num_seqs=1, num_tokens=1, q_len=1))
+        self.decode, self.prefill = self._choose_both(decode, prefill)
         self.layout = self.decode.layout
-        several = one(self.layout, num_seqs=1, num_tokens=8, q_len=8)
-        takes_both = self._why_not("attention", self.decode, several) is None
-        named = prefill or (str(self.decode) if takes_both else None)
-        self.prefill = self._choose("prefill", named, self.layout, lambda layout: several)
-        self._write = self._choose("cache_write", None, self.layout, lambda layout: self._write_spec(1))
-        self._copy = self._choose("block_copy", None, self.layout, lambda layout: self._copy_spec(1))
+        self._write = self._choose("cache_write", PREFERRED["cache_write", shape.kind], self._write_spec(1))
+        self._copy = self._choose("block_copy", PREFERRED["block_copy", shape.kind], self._copy_spec(1))
+
+    def _choose_both(self, decode: str | None, prefill: str | None) -> tuple[Entry, Entry]:
+        """The entries named; or a pair, or what goes with the one that is named: for prompts itself, where it takes them."""
+        shape = self.shape
+        if decode is None and prefill is None:
+            reasons = []
+            for pair in PAIRS[shape.kind]:
+                try:
+                    return self._choose_both(*pair)
+                except Unsupported as why:
+                    reasons.append(str(why))
+            raise Unsupported("; ".join(reasons))
+        named = (decode,) if decode else tuple(first for first, _ in PAIRS[shape.kind])
+        for_one = self._choose("attention", named, shape.attention_spec(HND, num_seqs=1, num_tokens=1, q_len=1))
+        several = shape.attention_spec(for_one.layout, num_seqs=1, num_tokens=self._max_q_len, q_len=self._max_q_len)
+        if prefill is None and self._why_not("attention", for_one, several) is None:
+            return for_one, for_one
+        others = (prefill,) if prefill else PREFERRED["attention", shape.kind]
+        return for_one, self._choose("attention", others, several, for_one.layout)
 
     @property
     def is_one(self) -> bool:
@@ -133,21 +157,19 @@ class Kernels:
             device=shape.device,
         )  # fmt: skip
 
-    def _choose(self, purpose: str, named: str | None, layout: Layout | None, spec: Any) -> Entry:
-        """The entry named, or the first of those preferred, in `layout` if that is settled, that takes the spec."""
-        names: Sequence[str] = (named,) if named else PREFERRED[purpose, self.shape.kind]
-        op = purpose if purpose in ("cache_write", "block_copy") else "attention"
+    def _choose(self, op: str, names: Sequence[str], spec: Any, layout: Layout | None = None) -> Entry:
+        """The first of `names` that takes the spec; in `layout`, which is the spec's own where the cache has one already."""
+        layout = layout or (self.layout if op != "attention" else None)
         reasons = []
         for name in names:
             for entry in self._registry.entries([name]):
-                wrong_layout = layout is not None and entry.layout is not layout
-                if wrong_layout and not (named and "[" in named):
-                    continue
-                reason = f"the cache is in {layout}" if wrong_layout else self._why_not(op, entry, spec(entry.layout))
+                reason = self._why_not(op, entry, dataclasses.replace(spec, layout=entry.layout))
+                if reason is None and layout is not None and entry.layout is not layout:
+                    reason = f"the cache is in {layout}"
                 if reason is None:
                     return entry
                 reasons.append(f"{entry}: {reason}")
-        raise Unsupported(f"no entry of the registry for {purpose}: {'; '.join(reasons) or f'none of {names} in {layout}'}")
+        raise Unsupported(f"no entry of the registry for {op} of this model: {'; '.join(reasons)}")
 
     def _why_not(self, op: str, entry: Entry, spec: Any) -> str | None:
         impl: Impl = entry.impl

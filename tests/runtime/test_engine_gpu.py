@@ -54,7 +54,9 @@ def test_float32_is_hugging_faces_on_a_gpu(name, tmp_path):
     assert same >= 5  # products of another device: one may meet a close call
 
 
-@pytest.mark.parametrize("impl", ["cuda.per_token[HND]", "cuda.split_kv[HND]", "cuda.tensor_core[HND]", "cuda.split_kv[NHD]"])
+@pytest.mark.parametrize(
+    "impl", [None, "cuda.per_token[HND]", "cuda.split_kv[NHD]", "cuda.tensor_core[HND]", "cuda.tensor_core[HND_SWIZZLED]"]
+)
 def test_replays_are_launches(config, impl):
     """The same tokens with graphs and without, for each kernel; and graphs are what was used."""
     replayed, tokens = served(config, impl=impl)
@@ -83,7 +85,7 @@ def test_an_entry_that_deals_on_the_host_is_not_replayed(config):
     assert all(len(answer) == 40 for answer in tokens.values())
 
 
-@pytest.mark.parametrize("impl", ["cuda.per_token[HND]", "cuda.tensor_core[HND]"])
+@pytest.mark.parametrize("impl", [None, "cuda.per_token[HND]", "cuda.tensor_core[HND]"])
 def test_16_bits_err_at_most_twice_as_much_as_transformers(config, impl):
     """Against float32 over the same tokens, per position, beside eager attention in bf16."""
     engine, tokens = served(config, impl=impl)
