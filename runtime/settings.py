@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from harness.names import UsageError
 from harness.ops.dtypes import ITEMSIZE
 from runtime.model import Model
+from runtime.stores import WATERMARK
 
 COMPILE = ("no", "layer", "model")
 CPU_CACHE_BYTES = 1 << 30  # of a cache whose size nobody has said, where there is no GPU's memory to take a share of
@@ -74,7 +76,8 @@ def num_blocks(model: Model, settings: Settings, max_model_len: int) -> int:
     else:
         free, total = torch.cuda.mem_get_info(model.device)
         room = int(free - (1 - settings.memory_share) * total) - _step_bytes(model, settings)
-    most = settings.max_num_seqs * -(-max_model_len // settings.block_size)
+    fill = settings.max_num_seqs * -(-max_model_len // settings.block_size)
+    most = math.ceil(fill / (1 - WATERMARK)) + 1  # the last that is let in leaves a watermark
     if room < block_bytes:
         raise UsageError(f"no memory is left for a cache: {room} bytes; give more memory_share, or less max_num_tokens")
     return int(min(room // block_bytes, most))

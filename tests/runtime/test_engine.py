@@ -200,11 +200,16 @@ def test_settings_that_cannot_be_are_refused(changes, error, rule):
         Watched(model(), **changes)
 
 
-def test_a_pool_of_no_stated_size_takes_what_sequences_could_fill():
-    """At most: on a CPU up to a gigabyte."""
-    engine = Watched(model(), num_blocks=None)
+def test_a_pool_of_no_stated_size_holds_all_sequences_at_once():
+    """As many as may run, to their last token, and the watermark besides: nobody waits, nobody is preempted."""
+    engine = Watched(model(), num_blocks=None, max_num_tokens=400, max_model_len=52)
+    for text in range(8):
+        engine.submit([text] * 50, Sampling(max_tokens=2, ignore_eos=True))
+    engine.step()
 
-    assert engine.manager.num_physical_blocks == 8 * 160 // 4
+    assert len(engine.scheduler.running) == 8
+    assert 8 * 13 < engine.manager.num_physical_blocks <= 8 * 13 * 1.01 + 2
+    engine.finish()
 
 
 @pytest.mark.parametrize(
