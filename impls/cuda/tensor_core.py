@@ -107,7 +107,7 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
         return "async"
     if shape.layout == HND_SWIZZLED.name:
         return "bulk"
-    measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and shape.group >= 4 and stages == 2
+    measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and stages == 2
     if not measured or share < LOAD_SHARE:
         return "async"
     return "load_once" if parts == 1 else "load"

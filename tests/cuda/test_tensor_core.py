@@ -71,7 +71,7 @@ def test_teams_follow_from_capacities(spec, team):
         (spec_of(64, 8192, layout=HND), "sm_90", "load_once"),
         (spec_of(16, 512, layout=HND), "sm_90", "load_once"),
         (spec_of(1, 2048, layout=HND), "sm_90", "async"),
-        (spec_of(64, 8192, layout=KV_NHD, num_q_heads=8), "sm_90", "async"),
+        (spec_of(64, 8192, layout=KV_NHD, num_q_heads=8), "sm_90", "load_once"),
         (spec_of(64, 8192, layout=HND, head_dim=64), "sm_90", "async"),
         (spec_of(64, 8192, layout=HND, num_q_heads=256), "sm_90", "load"),
         (spec_of(64, 8192, layout=HND, params={"stages": 3}), "sm_90", "async"),
