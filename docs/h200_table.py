@@ -24,7 +24,7 @@ BEGIN, END = "<!-- h200-quick:begin -->", "<!-- h200-quick:end -->"
 IMPLS = ("cuda.tensor_core", "cuda.split_kv", "cuda.block_parallel", "triton.split_kv", "cuda.per_token", "torch.gather")
 CASES = (
     "facts.a", "facts.c", "facts.e", "facts.f", "facts.j", "decode.llama3_70b.32x4096", "decode.llama_7b.16x2048",
-    "decode.gpt_oss_window.64x8192", "facts.e.e4m3",
+    "decode.gpt_oss.64x8192", "decode.gemma2_9b.32x4096", "decode.gpt_oss_window.64x8192", "facts.e.e4m3",
 )
 MICROSECONDS, TERABYTES = units.time_scale("cuda", ()), units.rate_scale("cuda")
 
