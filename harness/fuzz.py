@@ -117,7 +117,15 @@ def shape_of(case: Case) -> str | None:
     lens = {"lens": spell_lengths(case.seq_lens)}
     if case.q_lens != (1,) * case.num_seqs:
         lens["qlens"] = spell_lengths(case.q_lens)
-    return ",".join(f"{key}={value}" for key, value in {**words, **lens, "dtype": case.dtype}.items())
+    asked: dict[str, Any] = {name: getattr(case, name) for name in ("window", "softcap", "kv_dtype") if getattr(case, name)}
+    asked |= {name: 1 for name in ("alibi", "sinks") if getattr(case, name)}
+    asked |= {"kv_scales": case.kv_scales} if case.kv_scales != "tensor" else {}
+    if case.prefix:
+        shared = set(case.prefix[1:])
+        if len(shared) > 1 or case.prefix[-1][0]:
+            return None
+        asked["prefix"] = case.prefix[-1][1]
+    return ",".join(f"{key}={value}" for key, value in {**words, **lens, "dtype": case.dtype, **asked}.items())
 
 
 def spell_lengths(lens: Sequence[int]) -> str:

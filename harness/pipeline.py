@@ -150,7 +150,7 @@ class CaseRun:
         """What the case's tensors take while this row is worked: in its layout, and in those of the rows before it."""
         sets = self._num_layers() if self.session.options.bench else 2
         order = list(dict.fromkeys(other.entry.layout for other in self.rows))
-        kinds = len({other.entry.impl.tails for other in self.rows})  # each has inputs of its own
+        kinds = len({_for_entry(other, PLAIN).name for other in self.rows})  # each has inputs of its own
         return kinds * self.case.staged_bytes(sets, order[: order.index(row.entry.layout) + 1])
 
     def _check(self, row: Row) -> bool:

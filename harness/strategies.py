@@ -15,10 +15,12 @@ from harness.ops.attention import DTYPES, AttentionCase
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.case import Case
+from harness.ops.features import KV_DTYPES, KV_SCALES
 
 HEAD_DIMS = (64, 128, 16, 32, 80, 96, 112, 120, 192, 256, 8, 40, 20)
 BLOCK_SIZES = (16, 32, 8, 1, 64, 2, 3, 24, 48, 128, 256)
 GROUPS = (1, 2, 4, 8, 3, 5, 6, 7, 12, 16)
+WINDOWS = (1, 4, 16, 17, 64, 128, 1000)
 #: tokens of the longest sequence, enough for several blocks, tiles and splits; query tokens of one; sequences
 MAX_SEQ_LEN, MAX_Q_LEN, MAX_SEQS = 2100, 70, 9
 #: how often a drawn batch stands in its case, and tokens of its longest sequence where that is more than once
@@ -43,6 +45,7 @@ def attention_cases(draw: st.DrawFn, max_seq_len: int = MAX_SEQ_LEN) -> Attentio
     seq_lens = draw(st.lists(lengths(block_size, longest), max_size=MAX_SEQS)) * times
     q_lens = draw(st.just(()) | st.tuples(*(st.integers(0, 8) | st.integers(0, MAX_Q_LEN) for _ in seq_lens)))
     usual = head_dim**-0.5
+    more = draw(st.just({}) | st.just({}) | features(tuple(seq_lens), block_size))
     return AttentionCase(
         name="fuzz.attention",
         num_q_heads=num_kv_heads * group,
@@ -54,7 +57,34 @@ def attention_cases(draw: st.DrawFn, max_seq_len: int = MAX_SEQ_LEN) -> Attentio
         dtype=draw(st.sampled_from(DTYPES)),
         pool_slack=draw(st.sampled_from((1.25, 1.0, 8.0))),
         scale=draw(st.none() | st.sampled_from((usual / 2, usual * 2, -usual))),
+        **more,
     )
+
+
+@st.composite
+def features(draw: st.DrawFn, seq_lens: tuple[int, ...], block_size: int) -> dict[str, Any]:
+    """Some of what a case can ask besides; one in three does, since many entries implement little of it."""
+    kv_dtype = draw(st.sampled_from((None, None, *KV_DTYPES)))
+    return {
+        "window": draw(st.none() | st.sampled_from(WINDOWS) | st.integers(1, 2000)),
+        "softcap": draw(st.sampled_from((None, None, 50.0, 5.0))),
+        "alibi": draw(st.sampled_from((False, False, True))),
+        "sinks": draw(st.sampled_from((False, False, True))),
+        "kv_dtype": kv_dtype,
+        "kv_scales": draw(st.sampled_from(KV_SCALES)) if kv_dtype else "tensor",
+        "prefix": draw(st.just(()) | prefixes(seq_lens, block_size)),
+    }
+
+
+@st.composite
+def prefixes(draw: st.DrawFn, seq_lens: tuple[int, ...], block_size: int) -> tuple[tuple[int, int], ...]:
+    """For each sequence one before it, and how many of its full blocks it begins with."""
+    made = []
+    for seq, seq_len in enumerate(seq_lens):
+        leader = draw(st.integers(0, seq))
+        most = min(seq_len, seq_lens[leader]) // block_size if leader < seq else 0
+        made.append((leader, draw(st.integers(0, most)) * block_size))
+    return tuple(made)
 
 
 def lengths(block_size: int, most: int) -> st.SearchStrategy[int]:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from harness import hazards as hz
+from harness.guards import changed
 from harness.hazards import NEEDLES, PLAIN
 from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.features import FEATURES
 from harness.ops.layer_tensors import slopes
+from harness.ops.layouts import HND, NHD
 from harness.registry import Limits, Registry
 from impls import IMPLS
 
@@ -68,6 +70,26 @@ def test_every_implementation_is_right(asked, family):
     verdicts = {str(entry): answered(entry, inputs) for entry in ENTRIES}
 
     assert {name: verdict.reason for name, verdict in verdicts.items() if not verdict.passed} == {}
+
+
+@pytest.mark.parametrize("layout", [HND, NHD], ids=str)
+def test_what_a_layer_adds_is_guarded_and_hashed(layout):
+    """As every tensor that a launch is given: a kernel that scales a sink in place has changed its input."""
+    staged = build(ASKED["all"]).stage(layout)
+    names = {guarded.name for guarded in staged.read}
+
+    assert {"query", "key_cache", "value_cache", "alibi_slopes", "sinks", "k_scale", "v_scale"} <= names
+    assert changed(staged.read) == []
+    staged.keywords(0)["sinks"].mul_(2)
+    assert changed(staged.read) == ["sinks"]
+
+
+def test_sets_differ_in_what_their_layer_adds():
+    """Sinks and scales remembered from the set before are wrong; slopes are those of the heads, in every layer."""
+    one, other = build(ASKED["all"], layers=2).layers
+
+    assert torch.equal(one.named["alibi_slopes"], other.named["alibi_slopes"])
+    assert not any(torch.equal(one.named[name], other.named[name]) for name in ("sinks", "k_scale", "v_scale"))
 
 
 @pytest.mark.parametrize("asked", ["window 16, decode", "prefix and window", "all"])

@@ -51,6 +51,14 @@ def test_every_feature_arrives_as_the_library_takes_it(measured, name, case):
         assert (layout, record.status, record.reason) == (layout, "ok", None)
 
 
+def test_a_record_tells_the_formats_own_error_beside_the_rows(measured):
+    """Some per cent of a row, whoever reads the cache; none where it is of the query's type."""
+    found = {case: measured("peer.flashinfer.decode", ASKED[case])["HND"].format_error for case in ("e4m3", "window")}
+
+    assert found["window"] is None
+    assert 0.01 < found["e4m3"] < 0.06
+
+
 @pytest.mark.parametrize("name", ["peer.flashinfer.decode", "peer.vllm.unified", "peer.vllm.paged_attention_v2"])
 def test_scales_by_head_are_refused_by_those_that_have_one(measured, name):
     """In words of its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 
 import numpy as np
@@ -360,15 +361,26 @@ def test_bounds_launch_what_contents_do(monkeypatch):
 
 @pytest.mark.parametrize("name", op_plan.PREFERRED["cuda"])
 def test_kernels_of_a_gpu_ask_for_capacities_alone(name):
-    """They plan as Attention does, whose launches follow from the device's lengths."""
+    """They plan as Attention does, whose launches follow from the device's lengths; or look for what tables share, too."""
     from impls import IMPLS
-    from impls.cuda import per_token, split_kv, tensor_core
+    from impls.cuda.tensor_core import TensorCore
 
     (impl,) = (impl for impl in IMPLS if impl.name == name)
-    classes = {page.prepare for page in (per_token, split_kv, tensor_core)}
+    page = sys.modules[impl.load().__module__]
+    classes = [kind for kind in vars(page).values() if isinstance(kind, type) and issubclass(kind, Attention)]
 
-    assert impl.load() in classes
-    assert impl.load().plan is Attention.plan
+    assert len(classes) > 1
+    assert {kind.plan for kind in classes} <= {Attention.plan, TensorCore.plan}
+
+
+def test_tables_that_stay_on_the_device_share_nothing():
+    """Where no table is on the host no block can be found in two of them."""
+    from impls.cuda.prefix import Prefixes
+
+    tensors = arguments(dtype=torch.bfloat16)
+    host = op_plan.find_form(tuple(tensors), {}, PLAINLY).host
+
+    assert Prefixes._find(None, runtime.torch_op._step(tuple(tensors), host)) == []
 
 
 def test_streams_that_share_a_workspace_wait(monkeypatch):
