@@ -47,12 +47,13 @@ class Run:
         return (self.end - self.begin) * (len(self.seqs) - 1 - WASTE)
 
 
-def find_runs(tables: np.ndarray, most: Sequence[int], block_size: int, unit: int) -> list[Run]:
+def find_runs(tables: np.ndarray, most: Sequence[int], block_size: int, unit: int, always: bool = False) -> list[Run]:
     """Find runs of shared blocks that are worth it.
 
     tables    [num_seqs, max_blocks_per_seq] block ids
     most      tokens of each sequence that all of its query tokens see; no run goes further
     unit      tokens of which a run is a whole number; a multiple of block_size
+    always    any run is worth it
 
     Runs of a sequence follow one another from its first token on.
     """
@@ -67,7 +68,7 @@ def find_runs(tables: np.ndarray, most: Sequence[int], block_size: int, unit: in
             if end == reached:
                 continue
             run = Run(seqs=tuple(members.tolist()), begin=begin * block_size, end=end * block_size, depth=depth)
-            taken = run.saved > 0
+            taken = always or run.saved > 0
             if taken:
                 found.append(run)
             if depth + taken < MAX_DEPTH:
@@ -95,10 +96,12 @@ def _common(rows: np.ndarray) -> int:
 
 
 def may_share(spec: AttentionSpec) -> bool:
-    """Whether sharing could ever pay, and all rows would see all of a run, whatever their positions."""
+    """Whether sharing could ever pay, or is asked for, and all rows would see all of a run, whatever their positions."""
+    if spec.window or spec.alibi or spec.max_num_seqs < 2:
+        return False
     longest = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
-    saved = longest * (spec.max_num_seqs - 1 - WASTE)
-    return not spec.window and not spec.alibi and saved * token_bytes(spec) > LAUNCH_BYTES
+    pays = longest * (spec.max_num_seqs - 1 - WASTE) * token_bytes(spec) > LAUNCH_BYTES
+    return {"planned": pays, "always": True, "never": False}[spec.params.get("prefix", "planned")]
 
 
 def token_bytes(spec: AttentionSpec) -> int:
@@ -131,6 +134,7 @@ class Prefixes:
         for crews, count in ((self._crews, self._most_parts), (self._own_crews, spec.max_num_seqs)):
             if (taken := list_bytes(count) + general.cta_bytes(self._shape, crews) + STATIC_BYTES) > shared_limit(arch):
                 raise Unsupported(f"shared memory must hold {taken} bytes a CTA (got {shared_limit(arch)})")
+        self._always = spec.params.get("prefix") == "always"
         self._kernels: tuple[Kernel, Kernel] | None = None
         self.runs: list[Run] = []
 
@@ -166,8 +170,9 @@ class Prefixes:
             return []
         q_lens = np.diff(step.host_query_start_loc)
         most = np.where(q_lens > 0, np.minimum(seq_lens - q_lens, tables.shape[1] * self._spec.block_size), 0)
-        runs = find_runs(tables, np.maximum(most, 0).tolist(), self._spec.block_size, self._unit)
-        return runs if sum(run.saved for run in runs) * token_bytes(self._spec) > LAUNCH_BYTES else []
+        runs = find_runs(tables, np.maximum(most, 0).tolist(), self._spec.block_size, self._unit, self._always)
+        pays = sum(run.saved for run in runs) * token_bytes(self._spec) > LAUNCH_BYTES
+        return runs if pays or self._always else []
 
     def _prepare(self) -> None:
         import torch

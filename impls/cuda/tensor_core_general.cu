@@ -129,14 +129,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
     float scale LAYER_PARAMETER PREFIX_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
     extern __shared__ __align__(128) unsigned char memory[];    // rings, partials, queries, sequences; sized by tensor_core.py
-    __shared__ Barrier barriers[kWarps][kStages];
+    __shared__ Barrier barriers[kWarps / kCrew][kStages];
     Partials* all_partials = reinterpret_cast<Partials*>(memory + kWarps / kCrew * kRingBytes);
     unsigned char* all_queries = reinterpret_cast<unsigned char*>(all_partials + kWarps);
     Sequence* sequences = reinterpret_cast<Sequence*>(all_queries + kTeams * kQueriesBytes);
 
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    if (lane == 0) {
-        for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
+    const int crew = warp / kCrew;    // of the CTA
+    if (lane == 0 && warp % kCrew == 0) {
+        for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[crew][stage], kArrivals);
         publish_barriers();
     }
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
@@ -147,12 +148,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
     if (column < shares.columns) {
         const int end = shares.begin(column + 1), begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
-        const int crew = warp / kCrew;    // of the CTA
         int position = begin + (crew % kCrews + kCrews - begin % kCrews) % kCrews;    // the crew's: every kCrews-th
         Ring ring(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads,
              prefix.table_rows},
-            shares, segment, position, end, memory + crew * kRingBytes, barriers[crew * kCrew], lane, crew, warp % kCrew == 0);
+            shares, segment, position, end, memory + crew * kRingBytes, barriers[crew], lane, crew, warp % kCrew == 0);
         const Workspace workspace = {sums, stats, arrived};
         Queries* queries = reinterpret_cast<Queries*>(all_queries) + team;
         while (true) {

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROWS_IN_REGISTERS = 16  # query rows of a warp of which registers hold the query, too; half of it above a head_dim of 128
 CREWS = (1, 2, 4)       # warps that may share a ring
+SHORT_SHARE = 4         # tiles of a crew, below which they are cut smaller
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if copy in fragments.LOADS:
         raise Unsupported(f"copy={copy} is for plain decode of 16-bit caches; leave it planned, or set bulk or async")
-    tile = params["tile"] or choose_tile(shape, rows // crew)
+    tile = params["tile"] or choose_tile(shape, rows // crew, count_share(spec, parts, crew, 32, num_sms * WARPS[0]))
 
     def made(warps: int, stages: int) -> Crews:
         team = params["team"] or choose_team(spec, parts, crew, tile, num_sms * warps, warps)
@@ -137,9 +138,10 @@ def plan_rows(shape: Shape, asked: Asked) -> tuple[int, int, int]:
     return rows, math.ceil(total / rows), crew
 
 
-def choose_tile(shape: Shape, rows: int) -> int:
-    """As many bytes of 8-bit caches as of others, where a warp's rows leave registers for the scores."""
-    return 32 if ITEMSIZE[shape.cache_dtype] == 1 and rows <= ROWS_IN_REGISTERS else 16
+def choose_tile(shape: Shape, rows: int, share: float = math.inf) -> int:
+    """As many bytes of 8-bit caches as of others, where a warp's rows leave registers for the scores, and shares have enough
+    of such tiles to be equal."""
+    return 32 if ITEMSIZE[shape.cache_dtype] == 1 and rows <= ROWS_IN_REGISTERS and share >= SHORT_SHARE else 16
 
 
 def count_stages(shape: Shape, crew: int, tile: int, stages: int) -> int:
@@ -149,12 +151,16 @@ def count_stages(shape: Shape, crew: int, tile: int, stages: int) -> int:
 
 def choose_team(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int, most: int) -> int:
     """As in tensor_core.py, by the tiles of a crew."""
+    return max(min(most // 2, 4), crew) if count_share(spec, parts, crew, tile, num_warps) >= LONG_SHARE else most
+
+
+def count_share(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int) -> float:
+    """Tiles of a crew, at most: the pool, windows and lengths bound how much there is."""
     longest = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
     if spec.window is not None:
         longest = min(longest, spec.window + spec.max_q_len - 1 + tile)
     tiles = min(spec.max_num_seqs * math.ceil(longest / tile), math.ceil(spec.num_blocks * spec.block_size / tile))
-    share = tiles * spec.num_kv_heads * parts * crew / num_warps
-    return max(min(most // 2, 4), crew) if share >= LONG_SHARE else most
+    return tiles * spec.num_kv_heads * parts * crew / num_warps
 
 
 def fit(shape: Shape, asked: Asked, candidates: Iterable[Crews], max_num_seqs: int, shared_limit: int) -> Crews | None:

@@ -69,8 +69,11 @@ def test_runs_are_whole_units():
 
 
 def test_two_sequences_are_not_worth_a_launch():
-    """Nor is a short beginning of which a longer part is."""
-    assert runs_of(tables_of([1, 2, 3], [1, 2, 3])) == []
+    """Unless it is asked for."""
+    tables = tables_of([1, 2, 3], [1, 2, 3])
+
+    assert runs_of(tables) == []
+    assert find_runs(tables, [64, 64], BLOCK, BLOCK, always=True) == [Run(seqs=(0, 1), begin=0, end=3 * BLOCK, depth=0)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -99,6 +102,9 @@ def test_runs_of_a_sequence_follow_one_another(seed):
         pytest.param(spec_of(64, 8192, window=1024), False, id="a window"),
         pytest.param(spec_of(64, 8192, alibi=True), False, id="distances"),
         pytest.param(spec_of(64, 8192, softcap=30.0, sinks=True), True, id="what is the same for all rows"),
+        pytest.param(spec_of(2, 64, params={"prefix": "always"}), True, id="as asked"),
+        pytest.param(spec_of(64, 8192, params={"prefix": "always"}, alibi=True), False, id="asked where it cannot be"),
+        pytest.param(spec_of(64, 8192, params={"prefix": "never"}), False, id="not as asked"),
     ],
 )
 def test_sharing_is_looked_for_where_it_could_pay(spec, pays):

@@ -66,6 +66,15 @@ def test_rings_hold_as_many_bytes_whatever_they_hold(layout, kv_dtype, queries, 
     assert crews.team % crews.crew == 0
 
 
+@pytest.mark.parametrize(
+    ("num_seqs", "seq_len", "tile"), [(64, 8192, 32), (1, 131072, 32), (32, 1024, 32), (8, 2048, 16), (1, 2048, 16)]
+)
+def test_short_shares_of_8_bit_caches_are_cut_smaller(num_seqs, seq_len, tile):
+    """So that there is one for each warp, and they are equal."""
+    assert plan(spec_of(num_seqs, seq_len, kv_dtype="e4m3")).tile == tile
+    assert plan(spec_of(num_seqs, seq_len, sinks=True)).tile == 16
+
+
 def test_a_window_bounds_how_long_shares_are():
     """The teams of a long context with a window of 1024 are those of a context of 1024."""
     windowed = plan(spec_of(8, 131072, window=1024))
