@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from harness.ops.attention import AttentionStep
 
 UNIT_F32 = 2.0**-24
+#: Weights lighter than this count as heavy as this: float32 holds no smaller square, and kernels' own sums forget them.
+LIGHTEST = 2.0**-60
 FP8 = torch.float8_e4m3fn
 #: what an entry may declare to round to fp8 (`Impl.quantises`)
 TO_FP8 = frozenset({"query", "probabilities"})
@@ -290,7 +292,7 @@ def _baseline(
     info = torch.finfo(FP8 if "probabilities" in truth.quantises else truth.dtype)
     unit = info.eps / 2 if info.bits < 32 else 0.0
     most = p.amax(-1, keepdim=True)
-    coarsest = 1.4 * info.smallest_normal * (most if info.bits < 16 else torch.ones_like(most))
+    coarsest = (1.4 * info.smallest_normal * (most if info.bits < 16 else torch.ones_like(most))).clamp(min=LIGHTEST)
     v2 = v.float().square()  # errors of errors: float32 will do, and costs half
     weight = v2.sum(-1).double()[:, :, None, None]
     p2 = p.where(p == 0, p.maximum(coarsest)).square()

@@ -27,6 +27,20 @@ def test_right_kernels_pass(num_keys, needle, dtype):
         assert max(verdict.ratios.values()) < 0.95, (name, verdict.ratios)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lead", [30, 60, 88])
+def test_what_is_left_where_the_heaviest_token_gives_nothing_may_err_as_its_own_weights_do(lead, dtype):
+    """A value of 0, as 8-bit caches hold many, leaves an output to tokens of e^-60 of the weight, whose squares no float32 holds."""
+    problem = make_problem(17, dtype, needle=-1)
+    scores = problem.query.float() @ problem.key[:, :, -1:].float().mT * problem.scale
+    problem.key[:, :, -1] *= lead / scores.mean()
+    problem.value[:, :, -1, ::2] = 0
+    for name, kernel in RIGHT.items():
+        verdict = judge(problem, kernel(problem))
+
+        assert verdict.passed, (name, verdict.reason)
+
+
 @pytest.mark.parametrize(
     ("fault", "dtype"), [*itertools.product(WRONG, DTYPES), *itertools.product(ROUNDED, ("bf16", "f16"))], ids=str
 )
