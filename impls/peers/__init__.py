@@ -61,24 +61,24 @@ def _paged_attention(version: int, note: str, rounds: set[str]) -> Impl:
 PEERS: tuple[Impl, ...] = (
     # attention
     *_with_lse(_flashinfer(
-        "decode", "Decode", layouts=(HND, NHD), params={"cuda_graph": (1, 0)}, quantises=frozenset({"partials", "tanh"}),
-        tails="window", limits=Limits(
+        "decode", "Decode", layouts=(HND, NHD), params={"cuda_graph": (1, 0)},
+        quantises=frozenset({"partials", "merges", "tanh"}), tails="window", limits=Limits(
             dtypes=HALVES, head_dims=FLASHINFER_DIMS, groups={1, 2, 3, 4, 8}, max_q_len=1, features=MASKS | {"e4m3", "e5m2"}
         ),
         note="FlashInfer's decode wrapper on CUDA cores",
     )),
     *_with_lse(_flashinfer(
         "tensor_core", "TensorCore", layouts=(HND, NHD), params={"cuda_graph": (1, 0)},
-        quantises=frozenset({"partials", "normaliser", "tanh"}), tails="window",
+        quantises=frozenset({"partials", "merges", "normaliser", "tanh"}), tails="window",
         limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS, max_q_len=1, features=MASKS | {"e4m3", "e5m2"}),
         note="FlashInfer's decode wrapper, use_tensor_cores=True",
     )),
     *_with_lse(_flashinfer(
-        "batch", "Batch", layouts=(HND, NHD), quantises=frozenset({"partials", "normaliser"}),
+        "batch", "Batch", layouts=(HND, NHD), quantises=frozenset({"partials", "merges", "normaliser"}),
         limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS), note="FlashInfer's persistent BatchAttention",
     )),
     _flashinfer(
-        "xqa", "Xqa", layouts=(HND, NHD), quantises=frozenset({"partials"}),
+        "xqa", "Xqa", layouts=(HND, NHD), quantises=frozenset({"partials", "merges", "warps", "scales", "normaliser"}),
         limits=Limits(
             dtypes=HALVES, head_dim_multiple=16, max_head_dim=256, block_sizes={16, 32, 64, 128}, max_q_len=1,
             features=frozenset({"window", "sinks", "e4m3"}),
