@@ -16,16 +16,26 @@ from typing import Any
 
 import torch
 
-from harness.truth import OF_TRUTH, AttentionTruth
+from harness.truth import OF_TRUTH, RMS_OF_UNIT, AttentionTruth
 
 #: what may be erred, in units of the baseline
 L2_FACTOR = 1.0
 MAX_FACTOR = 5.0  # deviations, of an element among MAX_COUNT at most
 MAX_COUNT = 1 << 17
 LSE_FACTOR = 4.0
-#: what an entry may declare to round to the case's dtype where a careful kernel keeps float32 (`Impl.quantises`):
-#: each p * v, the parts of a split row, the probabilities before their sum
-TO_DTYPE = frozenset({"products", "partials", "normaliser"})
+#: what an entry may declare to round to the case's dtype where a careful kernel keeps float32 (`Impl.quantises`), and how many
+#: roundings that is, each about as large in a row as one of the baseline's two
+TO_DTYPE = {
+    "products": 1,  # each p * v
+    "partials": 1,  # the parts of a split row
+    "merges": 1,  # sums of some of the parts, before they are summed themselves
+    "warps": 1,  # the parts of a CTA's warps, before they are summed
+    "scales": 2,  # what brings a tile's probabilities to the row's maximum, and its products with them
+    "normaliser": 0,  # the probabilities before their sum
+}
+#: Parts that cancel in an element may be several deviations large, and their roundings with them: there each counts by the
+#: largest that it may be, not by its rms.
+OF_PARTS = frozenset({"partials", "merges", "warps"})
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -78,8 +88,9 @@ def judge_attention(
 
     What the entry `quantises` widens what is allowed; what is named in OF_TRUTH the truth must have been made for.
     """
-    if unknown := quantises - OF_TRUTH - TO_DTYPE:
-        raise ValueError(f"quantises must be of {', '.join(sorted(OF_TRUTH | TO_DTYPE))} (got {', '.join(sorted(unknown))})")
+    known = OF_TRUTH | TO_DTYPE.keys()
+    if unknown := quantises - known:
+        raise ValueError(f"quantises must be of {', '.join(sorted(known))} (got {', '.join(sorted(unknown))})")
     if (quantises & OF_TRUTH) - {"tanh"} != truth.quantises - {"tanh"}:  # where nothing is capped it says nothing
         raise ValueError(f"the truth must be made for what is quantised: {sorted(quantises)} (got {sorted(truth.quantises)})")
     for name, got, want, dtype in (("out", out, truth.out, truth.dtype), ("lse", lse, truth.lse, torch.float32)):
@@ -143,11 +154,13 @@ def _numerical(
 ) -> list[_Test]:
     """Errors against what is allowed."""
     info = torch.finfo(truth.dtype)
-    more = len(quantises & {"products", "partials"})  # roundings, each about as large as one of the baseline's two
+    more = sum(TO_DTYPE.get(name, 0) for name in quantises)
+    of_parts = sum(TO_DTYPE[name] for name in quantises & OF_PARTS)
+    deviations = max_factor(out.numel()) * (1 + more - of_parts + of_parts / RMS_OF_UNIT**2) ** 0.5
     wide = out.double()
     error = (wide - truth.out).abs()
     last = (1 + more) * info.eps / 2 * truth.out.abs().clamp(min=info.smallest_normal)
-    allowed = max_factor(out.numel()) * (1 + more) ** 0.5 * truth.baseline_max + last
+    allowed = deviations * truth.baseline_max + last
     l2, l2_allowed = error.norm(dim=-1), L2_FACTOR * (1 + more / 2) ** 0.5 * truth.baseline_l2
     tests = [
         _tolerance("max", "outputs are outside tolerance", out, truth.out, error, allowed),

@@ -37,6 +37,16 @@ def _flashinfer(name: str, prepare: str, **fields: object) -> Impl:
     return _peer(f"flashinfer.{name}", f"flashinfer:{prepare}", **{"available": "impls.peers.libraries:flashinfer", **fields})
 
 
+def _xqa(name: str, prepare: str, rounds: set[str], features: set[str], note: str) -> Impl:
+    limits = Limits(
+        dtypes=HALVES, head_dim_multiple=16, max_head_dim=256, block_sizes={16, 32, 64, 128}, max_q_len=1,
+        features=frozenset({"window", "sinks"} | features),
+    )
+    return _flashinfer(
+        name, prepare, layouts=(HND, NHD), limits=limits, quantises=frozenset(rounds), tails="window", note=note
+    )
+
+
 def _fa3(name: str, prepare: str, library: str, note: str) -> Impl:
     is_fp8 = prepare.endswith("Fp8")
     features = MASKS | ({"e4m3"} if is_fp8 else set())
@@ -61,30 +71,24 @@ def _paged_attention(version: int, note: str, rounds: set[str]) -> Impl:
 PEERS: tuple[Impl, ...] = (
     # attention
     *_with_lse(_flashinfer(
-        "decode", "Decode", layouts=(HND, NHD), params={"cuda_graph": (1, 0)}, quantises=frozenset({"partials", "tanh"}),
-        tails="window", limits=Limits(
+        "decode", "Decode", layouts=(HND, NHD), params={"cuda_graph": (1, 0)},
+        quantises=frozenset({"partials", "merges", "tanh"}), tails="window", limits=Limits(
             dtypes=HALVES, head_dims=FLASHINFER_DIMS, groups={1, 2, 3, 4, 8}, max_q_len=1, features=MASKS | {"e4m3", "e5m2"}
         ),
         note="FlashInfer's decode wrapper on CUDA cores",
     )),
     *_with_lse(_flashinfer(
         "tensor_core", "TensorCore", layouts=(HND, NHD), params={"cuda_graph": (1, 0)},
-        quantises=frozenset({"partials", "normaliser", "tanh"}), tails="window",
+        quantises=frozenset({"partials", "merges", "normaliser", "tanh"}), tails="window",
         limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS, max_q_len=1, features=MASKS | {"e4m3", "e5m2"}),
         note="FlashInfer's decode wrapper, use_tensor_cores=True",
     )),
     *_with_lse(_flashinfer(
-        "batch", "Batch", layouts=(HND, NHD), quantises=frozenset({"partials", "normaliser"}),
+        "batch", "Batch", layouts=(HND, NHD), quantises=frozenset({"partials", "merges", "normaliser"}),
         limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS), note="FlashInfer's persistent BatchAttention",
     )),
-    _flashinfer(
-        "xqa", "Xqa", layouts=(HND, NHD), quantises=frozenset({"partials"}),
-        limits=Limits(
-            dtypes=HALVES, head_dim_multiple=16, max_head_dim=256, block_sizes={16, 32, 64, 128}, max_q_len=1,
-            features=frozenset({"window", "sinks", "e4m3"}),
-        ),
-        tails="window", note="TensorRT-LLM's XQA in FlashInfer",
-    ),
+    _xqa("xqa", "Xqa", {"partials", "merges", "warps", "scales", "normaliser"}, set(), "TensorRT-LLM's XQA in FlashInfer"),
+    _xqa("xqa.fp8", "XqaFp8", {"partials", "query", "probabilities"}, {"e4m3"}, "XQA on fp8: query rounded as well"),
     _fa3("fa3", "Dao", "fa3", "FlashAttention-3, scheduled in its launch"),
     *_with_lse(_fa3("fa3.scheduled", "DaoScheduled", "fa3", "FlashAttention-3, scheduler metadata computed in plan")),
     _fa3("vllm.fa3", "Vllm", "vllm_fa3", "FlashAttention-3 as vLLM builds it, scheduled in its launch"),

@@ -16,7 +16,7 @@ from harness.guards import workspace
 from harness.ops.dtypes import torch_dtype
 from harness.registry import Unsupported
 from impls.peers.libraries import FA3, VLLM_FA3
-from impls.peers.peer import Peer
+from impls.peers.peer import Peer, require_fp8
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
@@ -173,9 +173,3 @@ class VllmFp8(VllmScheduled):
     def __init__(self, spec: AttentionSpec) -> None:
         require_fp8(spec)
         super().__init__(spec)
-
-
-def require_fp8(spec: AttentionSpec) -> None:
-    """Raise Unsupported where the cache is not quantised: other entries are for it."""
-    if not spec.kv_dtype:
-        raise Unsupported(f"is for fp8 caches; those of {spec.dtype} have entries of their own")

@@ -15,7 +15,7 @@ from harness.guards import workspace
 from harness.ops.dtypes import torch_dtype
 from harness.registry import Unsupported
 from impls.peers.libraries import FLASHINFER
-from impls.peers.peer import HostScales, Peer, Rows, require_contiguous, require_one_scale
+from impls.peers.peer import HostScales, Peer, Rows, require_contiguous, require_fp8, require_one_scale
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
@@ -173,6 +173,14 @@ class Xqa(Peer):
             bmm2_scale=self._host_scales(self.layer.get("v_scale")), out=out, kv_layout=self.spec.layout.name,
             window_left=self.spec.window - 1 if self.spec.window else -1, sinks=self.layer.get("sinks"),
         )
+
+
+class XqaFp8(Xqa):
+    """The same for fp8 caches alone: on sm_90 another kernel, which multiplies fp8 by fp8."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        require_fp8(spec)
+        super().__init__(spec)
 
 
 def _require_xqa(spec: AttentionSpec) -> None:

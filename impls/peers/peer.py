@@ -122,3 +122,9 @@ def require_same_strides(key_cache: torch.Tensor, value_cache: torch.Tensor) -> 
     """Raise ValueError where the library would read V by the strides of K and they differ."""
     if key_cache.stride(0) != value_cache.stride(0):
         raise ValueError(f"blocks of K and V must lie equally far apart (got {key_cache.stride(0)}, {value_cache.stride(0)})")
+
+
+def require_fp8(spec: AttentionSpec) -> None:
+    """Raise Unsupported where the cache is not quantised: other entries are for it."""
+    if not spec.kv_dtype:
+        raise Unsupported(f"is for fp8 caches; those of {spec.dtype} have entries of their own")

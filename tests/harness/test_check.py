@@ -99,7 +99,7 @@ def test_a_truth_made_for_another_rounding_is_refused():
     problem = make_problem(3)
     with pytest.raises(ValueError, match="must be made for"):
         judge(problem, online(problem), frozenset({"query"}), truth=problem.truth())
-    with pytest.raises(ValueError, match="normaliser, partials, probabilities, products, query"):
+    with pytest.raises(ValueError, match="merges, normaliser, partials, probabilities, products, query, scales, tanh, warps"):
         judge(problem, online(problem), frozenset({"everything"}))
 
 

@@ -15,7 +15,7 @@ from tests.peers.conftest import ASKED
 ROWS = [
     *((name, case) for name in ("peer.flashinfer.decode", "peer.flashinfer.tensor_core.lse") for case in
       ("window", "softcap", "e4m3")),
-    *(("peer.flashinfer.xqa", case) for case in ("window", "sinks", "e4m3")),
+    ("peer.flashinfer.xqa", "window"), ("peer.flashinfer.xqa", "sinks"), ("peer.flashinfer.xqa.fp8", "e4m3"),
     *((f"peer.{name}", case) for name in ("fa3", "fa3.scheduled.lse", "vllm.fa3", "vllm.fa3.scheduled.lse") for case in
       ("window", "window_prefill", "softcap")),
     *((name, case) for name in ("peer.fa3.fp8", "peer.vllm.fa3.fp8") for case in ("e4m3", "e4m3_heads")),
