@@ -160,16 +160,15 @@ def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.
     """The tokens of a pool in blocks of another case, NaN around them where the entry takes that."""
     shape = (other.num_blocks, other.block_size, other.num_kv_heads, other.head_dim)
     repaged = torch.full(shape, plain.subject.unused, dtype=pool.dtype, device=pool.device)
-    paged, pool = movable(repaged), movable(pool)
-    for seq, seq_len in enumerate(other.seq_lens):
-        position = np.arange(seq_len)
-        old, new = plain.step.host_block_tables[seq], tables[seq]
-        sizes = plain.case.block_size, other.block_size
-        source, target = (
-            [torch.from_numpy(part.astype(np.int64)).to(pool.device) for part in (table[position // size], position % size)]
-            for table, size in zip((old, new), sizes, strict=True)
-        )
-        paged[target[0], target[1]] = pool[source[0], :, source[1]]
+    lens = np.array(other.seq_lens, np.int64)
+    seq = np.repeat(np.arange(len(lens)), lens)
+    position = np.arange(len(seq)) - np.repeat(lens.cumsum() - lens, lens)
+    places = ((plain.step.host_block_tables, plain.case.block_size), (tables, other.block_size))
+    source, target = (
+        [torch.from_numpy(part.astype(np.int64)).to(pool.device) for part in (table[seq, position // size], position % size)]
+        for table, size in places
+    )
+    movable(repaged)[target[0], target[1]] = movable(pool)[source[0], :, source[1]]
     return repaged.transpose(1, 2).contiguous()
 
 

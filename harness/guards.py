@@ -48,7 +48,7 @@ class Guarded:
     size: int
     sealed: torch.Tensor | None = None
 
-    @property
+    @functools.cached_property
     def words(self) -> torch.Tensor:
         """Its bytes as the widest integers that end where it ends."""
         widest = next(dtype for dtype in _WORDS if self.size % dtype.itemsize == 0)
@@ -58,7 +58,7 @@ class Guarded:
     def has_canaries(self) -> bool:
         return len(self.buffer) > self.size
 
-    @property
+    @functools.cached_property
     def canaries(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The GUARD_BYTES before and those after, where it has them."""
         end = self.begin + self.size
@@ -67,15 +67,6 @@ class Guarded:
     def view(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The tensor itself, contiguous."""
         return self.buffer[self.begin : self.begin + self.size].view(dtype).view(tuple(shape))
-
-    def hash(self) -> torch.Tensor:
-        """A number on the device that any change of a single word changes, and others with odds of 2**-64 not."""
-        words, chunk = self.words, _CHUNK[self.buffer.device.type]
-        total = torch.zeros((), dtype=torch.int64, device=words.device)
-        for begin in range(0, len(words), chunk):
-            piece = words[begin : begin + chunk]
-            total = 31 * total + (piece * _weights(chunk, words.device)[: len(piece)]).sum()
-        return total
 
 
 @functools.cache
@@ -130,9 +121,9 @@ def house(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list
 
 def seal(held: Sequence[Guarded]) -> None:
     """Note what these hash to now; what is sealed already keeps its hash."""
-    for guarded in held:
-        if guarded.sealed is None:
-            guarded.sealed = guarded.hash()
+    fresh = [guarded for guarded in held if guarded.sealed is None]
+    for guarded, sealed in zip(fresh, hashes(fresh).unbind(), strict=True):
+        guarded.sealed = sealed
 
 
 def changed(held: Sequence[Guarded]) -> list[str]:
@@ -145,8 +136,39 @@ def changed(held: Sequence[Guarded]) -> list[str]:
 
 
 def hashes(held: Sequence[Guarded]) -> torch.Tensor:
-    """[n] int64, on the device, in the order of the current stream."""
-    return torch.stack([guarded.hash() for guarded in held])
+    """[n] int64, on the device, in the order of the current stream: a number that any change of a single word changes, and
+    others with odds of 2**-64 not.
+
+    Allocations of one size are hashed together: rotated inputs are many, and an operation on each would take the host longer
+    than all their bytes take the device.
+    """
+    alike: dict[tuple[int, torch.dtype], list[int]] = {}
+    for index, guarded in enumerate(held):
+        alike.setdefault((len(guarded.words), guarded.words.dtype), []).append(index)
+    order: list[int] = []
+    found = [torch.empty(0, dtype=torch.int64)] if not held else []
+    for (count, _), indices in alike.items():
+        at_once = max(1, _CHUNK[held[0].buffer.device.type] // max(count, 1))
+        for some in (indices[at : at + at_once] for at in range(0, len(indices), at_once)):
+            order += some
+            found.append(_hash([held[index].words for index in some]))
+    by_size = torch.cat(found)
+    if order == sorted(order):
+        return by_size
+    place = sorted(range(len(order)), key=order.__getitem__)
+    return by_size[torch.tensor(place).to(by_size.device)]
+
+
+def _hash(alike: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The numbers of words that are alike in length and type."""
+    count, device = len(alike[0]), alike[0].device
+    chunk = _CHUNK[device.type]
+    total = torch.zeros(len(alike), dtype=torch.int64, device=device)
+    for begin in range(0, count, chunk):
+        pieces = [words[begin : begin + chunk] for words in alike]
+        stacked = torch.stack(pieces) if len(pieces) > 1 else pieces[0][None]
+        total = 31 * total + (stacked * _weights(chunk, device)[: stacked.shape[1]]).sum(1)
+    return total
 
 
 def broken(held: Sequence[Guarded]) -> list[str]:
@@ -154,10 +176,9 @@ def broken(held: Sequence[Guarded]) -> list[str]:
     held = [guarded for guarded in held if guarded.has_canaries]
     if not held:
         return []
-    # It was written as 16-bit words from the buffer's start: a canary at an odd byte begins with a word's second half.
-    odd = torch.tensor([[guarded.begin % 2, (guarded.begin + guarded.size) % 2] for guarded in held]).flatten()
-    whole = torch.tensor([0xF5, 0x7F] * (GUARD_BYTES // 2), dtype=torch.uint8, device=held[0].buffer.device)
-    wanted = torch.stack([whole, whole.roll(1)])[odd.to(whole.device)]
+    whole = _whole_canaries(held[0].buffer.device)
+    odd = [place % 2 for guarded in held for place in (guarded.begin, guarded.begin + guarded.size)]
+    wanted = whole[torch.tensor(odd).to(whole.device)] if any(odd) else whole[:1].expand(len(odd), -1)
     written = torch.stack([canary for guarded in held for canary in guarded.canaries]) != wanted
     counts = written.sum(1).tolist()
     if not any(counts):
@@ -172,6 +193,14 @@ def broken(held: Sequence[Guarded]) -> list[str]:
             for canary, pattern in zip(guarded.canaries, wanted[2 * index :], strict=False):
                 canary.copy_(pattern)
     return found
+
+
+@functools.cache
+def _whole_canaries(device: torch.device) -> torch.Tensor:
+    """[2, GUARD_BYTES]: a canary at an even byte, and one at an odd byte, which begins with a word's second half: it was
+    written as 16-bit words from the buffer's start."""
+    whole = torch.tensor([0xF5, 0x7F] * (GUARD_BYTES // 2), dtype=torch.uint8, device=device)
+    return torch.stack([whole, whole.roll(1)])
 
 
 def _overrun(name: str, side: int, bytes_at: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -99,9 +100,9 @@ def foreign_entries(tables: np.ndarray, blocks_per_seq: tuple[int, ...]) -> np.n
     owners = [seq for seq, count in enumerate(blocks_per_seq) if count]
     filled = tables.copy()
     for seq, count in enumerate(blocks_per_seq):
-        others = [owner for owner in owners if owner != seq]
-        if others:
-            other = next((owner for owner in others if owner > seq), others[0])
+        after = bisect.bisect_right(owners, seq)
+        other = next((owner for owner in (*owners[after : after + 1], *owners[:1]) if owner != seq), None)
+        if other is not None:
             middle, last = tables[other, [blocks_per_seq[other] // 2, blocks_per_seq[other] - 1]]
             foreign = next((block for block in (middle, last) if block not in tables[seq, :count]), None)
             if foreign is not None:

@@ -6,6 +6,7 @@ slip or not, and keeps one row's from deciding over the next one's. It is no jai
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import sys
@@ -70,7 +71,8 @@ def _watched() -> Iterator[tuple[Any, dict[str, Any]]]:
         yield module, names
         for value in names.values():
             if isinstance(value, type) and value.__module__ == module.__name__:
-                yield value, {name: made for name, made in vars(value).items() if callable(made) or isinstance(made, property)}
+                kinds = (property, functools.cached_property)
+                yield value, {name: made for name, made in vars(value).items() if callable(made) or isinstance(made, kinds)}
 
 
 def _title(owner: Any) -> str:

@@ -15,6 +15,7 @@ none, out = 0, lse = -inf. A case may ask for more, in this order:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping
@@ -162,7 +163,7 @@ class AttentionCase(Case):
     def cache_dtype(self) -> str:
         return self.kv_dtype or self.dtype
 
-    @property
+    @functools.cached_property
     def first_keys(self) -> tuple[int, ...]:
         """Position of the first key that any token of each sequence sees; those before it are behind every window."""
         if self.window is None:
@@ -170,22 +171,22 @@ class AttentionCase(Case):
         lens = zip(self.seq_lens, self.q_lens, strict=True)
         return tuple(max(seq_len - q_len - self.window + 1, 0) for seq_len, q_len in lens)
 
-    @property
+    @functools.cached_property
     def blocks_per_seq(self) -> tuple[int, ...]:
         """Blocks that each sequence's tokens fill."""
         return tuple(-(-n // self.block_size) for n in self.seq_lens)
 
-    @property
+    @functools.cached_property
     def shared_blocks(self) -> tuple[int, ...]:
         """Of blocks_per_seq, those that belong to the sequence's leader."""
         return tuple(tokens // self.block_size for _, tokens in self.prefix) or (0,) * self.num_seqs
 
-    @property
+    @functools.cached_property
     def seen_blocks(self) -> int:
         """Table entries of all sequences whose block holds a key that some token sees."""
         return sum(n - first // self.block_size for n, first in zip(self.blocks_per_seq, self.first_keys, strict=True))
 
-    @property
+    @functools.cached_property
     def num_blocks(self) -> int:
         """Blocks of the pool: those in use, the slack, and two that no sequence owns."""
         return math.ceil((sum(self.blocks_per_seq) - sum(self.shared_blocks)) * self.pool_slack) + 2
@@ -207,7 +208,7 @@ class AttentionCase(Case):
             passing += self.cache_bytes * ITEMSIZE[self.dtype] // size
         return sets * (self.cache_bytes + sum(copies)) + passing
 
-    @property
+    @functools.cached_property
     def traffic_bytes(self) -> int:
         """Bytes that must cross memory: K and V of every token that is seen once, query in, out and lse out.
 
@@ -219,7 +220,7 @@ class AttentionCase(Case):
         rows = self.num_tokens * self.num_q_heads
         return kv + rows * (2 * self.head_dim * ITEMSIZE[self.dtype] + 4) + 4 * self.seen_blocks
 
-    @property
+    @functools.cached_property
     def flops(self) -> int:
         """Multiplications and additions of both products over the visible keys."""
         visible = 0
@@ -232,7 +233,7 @@ class AttentionCase(Case):
         growing = num_positions if self.window is None else min(num_positions, self.window)
         return growing * (growing + 1) // 2 + (num_positions - growing) * growing
 
-    @property
+    @functools.cached_property
     def query_starts(self) -> tuple[int, ...]:
         """query_start_loc as plain numbers: num_seqs + 1 of them."""
         return (0, *itertools.accumulate(self.q_lens))

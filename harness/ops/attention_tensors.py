@@ -245,10 +245,15 @@ class AttentionInputs:
         fill = math.nan if self.hazards.fill == "nan" else min(hz.DECOY_VALUE, torch.finfo(pool.dtype).max)
         shape = (case.num_seqs, max(case.max_seq_len, 1), case.num_kv_heads, case.head_dim)
         unpaged, bits = torch.full(shape, fill, dtype=pool.dtype, device=pool.device), movable(pool)
-        for seq, num_blocks in enumerate(case.blocks_per_seq):
-            blocks = bits[self.step.block_tables[seq, :num_blocks].long()]
-            tokens = blocks.transpose(1, 2).reshape(-1, *shape[2:])[: shape[1]]
-            movable(unpaged)[seq, : len(tokens)] = tokens
+        tables = self.step.block_tables[:, : max(case.blocks_per_seq, default=0)].long()
+        filled = torch.tensor(case.blocks_per_seq, device=pool.device)[:, None] * case.block_size
+        is_filled = (torch.arange(shape[1], device=pool.device) < filled)[..., None, None]
+        seqs_at_once = max(1, AT_ONCE // math.prod(shape[1:]))
+        for some in (slice(at, at + seqs_at_once) for at in range(0, case.num_seqs, seqs_at_once)):
+            blocks = bits[tables[some]].transpose(2, 3)  # [sequences, blocks, block_size, num_kv_heads, head_dim]
+            tokens = blocks.flatten(1, 2)[:, : shape[1]]
+            part = movable(unpaged)[some, : tokens.shape[1]]
+            part.copy_(torch.where(is_filled[some, : tokens.shape[1]], tokens, part))
         return unpaged
 
     def checksum(self, layer: int) -> int:

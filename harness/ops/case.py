@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -79,7 +80,7 @@ class Case:
         """Multiplications and additions that must be done at least."""
         raise NotImplementedError
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """Twelve hex digits over the operator and every field that is not the name and not at its default.
 
