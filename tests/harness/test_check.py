@@ -30,7 +30,7 @@ def test_right_kernels_pass(num_keys, needle, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lead", [30, 60, 88])
 def test_what_is_left_where_the_heaviest_token_gives_nothing_may_err_as_its_own_weights_do(lead, dtype):
-    """A value of 0, as 8-bit caches hold many, leaves an output to tokens of e^-60 of the weight, whose squares no float32 holds."""
+    """A value of 0, as 8-bit caches hold many, leaves an output to tokens whose squared weights no float32 holds."""
     problem = make_problem(17, dtype, needle=-1)
     scores = problem.query.float() @ problem.key[:, :, -1:].float().mT * problem.scale
     problem.key[:, :, -1] *= lead / scores.mean()
