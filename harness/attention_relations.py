@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
 from harness.guards import swap
 from harness.hazards import PLAIN, deal_blocks
-from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
 from harness.ops.dtypes import movable
@@ -48,21 +48,25 @@ class _Plain:
         tensors = {"query": self.query, "key": self.key, "value": self.value, "named": self.named, **changed}
         return AttentionInputs.given(case, PLAIN, tables, **tensors)
 
-    def attend(self, inputs: AttentionInputs, trial: Trial | None = None) -> Pair:
-        """Stage, plan and launch."""
-        staged = inputs.stage(self.subject.entry.layout)
-        launched(trial or self.subject.trial, staged)
+    def attend(self, name: str, make: Callable[[], AttentionInputs], trial: Trial | None = None) -> Pair:
+        """Plan and launch on what `make` makes, once for all rows in this layout: `name` says of what."""
+        staged = cast("StagedAttention", self.subject.varied(name, lambda: make().stage(self.subject.entry.layout)))
+        launched(trial or self.subject.trial, staged, busy=trial is not None)  # one prepared anew has not shown its streams
         return staged.outs[0], staged.lses[0]
 
     def answer(
-        self, pair: Sequence[torch.Tensor], like: Sequence[torch.Tensor] | None = None, truth: AttentionTruth | None = None,
-        rounds: frozenset[str] = frozenset(),
+        self, pair: Sequence[torch.Tensor], like: Sequence[torch.Tensor] | None = None,
+        truth: Callable[[], AttentionTruth] | None = None, rounds: frozenset[str] = frozenset(),
     ) -> Answer:
         """An answer to be equal to `like`, or right by `truth`; both are the original's where they are not given."""
         quantises = self.subject.entry.impl.quantises | rounds
-        known = truth or self.inputs.truth(0, quantises)
         lse = pair[1] if self.subject.entry.impl.lse else None
-        return Answer(pair, like or self.original, lambda: judge_attention(pair[0], lse, known, quantises))
+
+        def judge() -> Verdict:
+            known = truth() if truth else self.inputs.truth(0, quantises)
+            return judge_attention(pair[0], lse, known, quantises)
+
+        return Answer(pair, like or self.original, judge)
 
     def require_blocks(self) -> None:
         if not self.subject.entry.layout.paged:
@@ -76,30 +80,36 @@ def block_permutation(subject: Subject) -> Iterator[Answer]:
     cycle = np.random.default_rng(0).permutation(plain.case.num_blocks).astype(np.int32)
     moved = np.empty_like(cycle)
     moved[cycle] = np.roll(cycle, 1)  # no block stays where it is
-    order = torch.from_numpy(np.argsort(moved)).to(plain.key.device)
     tables = moved[plain.step.host_block_tables]
-    key, value = (movable(pool)[order].view(pool.dtype) for pool in (plain.key, plain.value))
-    yield plain.answer(plain.attend(plain.vary(plain.case, tables=tables, key=key, value=value)))
+
+    def make() -> AttentionInputs:
+        order = torch.from_numpy(np.argsort(moved)).to(plain.key.device)
+        key, value = (movable(pool)[order].view(pool.dtype) for pool in (plain.key, plain.value))
+        return plain.vary(plain.case, tables=tables, key=key, value=value)
+
+    yield plain.answer(plain.attend("block_permutation", make))
 
 
 def clean_pool(subject: Subject) -> Iterator[Answer]:
     """The same tokens where nothing is poisoned: stale tokens, as an engine leaves them, lie where NaN lay."""
     plain = _Plain(subject)
-    chance = torch.Generator(device=plain.key.device).manual_seed(0)
 
-    def cleaned(pool: torch.Tensor) -> torch.Tensor:
+    def cleaned(pool: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
         ordinary = torch.empty_like(pool, dtype=plain.query.dtype).normal_(generator=chance).to(pool.dtype)
         return torch.where(pool.float().isnan(), movable(ordinary), movable(pool)).view(pool.dtype)
 
-    pools = [cleaned(pool) for pool in (plain.key, plain.value)]
-    yield plain.answer(plain.attend(plain.vary(plain.case, key=pools[0], value=pools[1])))
+    def make() -> AttentionInputs:
+        chance = torch.Generator(device=plain.key.device).manual_seed(0)
+        pools = [cleaned(pool, chance) for pool in (plain.key, plain.value)]
+        return plain.vary(plain.case, key=pools[0], value=pools[1])
+
+    yield plain.answer(plain.attend("clean_pool", make))
 
 
 def same_addresses(subject: Subject) -> Iterator[Answer]:
     """Another batch behind the addresses of the first: what was remembered by address is the other one's."""
     plain, trial = _Plain(subject), subject.trial
-    inputs = operator(plain.case.op).build(plain.case, subject.other, layers=1, device=subject.device.name)
-    second = inputs.stage(subject.entry.layout)
+    second = cast("StagedAttention", subject.other_batch())
     alone = launched(trial, second)
     first = plain.staged
     swap(first.read, second.read)
@@ -132,8 +142,12 @@ def batch_order(subject: Subject) -> Iterator[Answer]:
         case, seq_lens=tuple(case.seq_lens[seq] for seq in order), q_lens=tuple(case.q_lens[seq] for seq in order),
         prefix=(),  # it is in the tables
     )
-    query = plain.query[torch.from_numpy(tokens).to(plain.query.device)]
-    out, lse = plain.attend(plain.vary(turned, tables=plain.step.host_block_tables[order], query=query))
+
+    def make() -> AttentionInputs:
+        query = plain.query[torch.from_numpy(tokens).to(plain.query.device)]
+        return plain.vary(turned, tables=plain.step.host_block_tables[order], query=query)
+
+    out, lse = plain.attend("batch_order", make)
     yield plain.answer((out[back], lse[back]))
 
 
@@ -150,10 +164,14 @@ def block_size(subject: Subject) -> Iterator[Answer]:
     other = next((other for other in others if subject.entry.impl.why_not(other, subject.device.kind) is None), None)
     if other is None:
         raise NotRun("the entry takes no other block size")
-    tables = deal_blocks(other.blocks_per_seq, other.num_blocks, np.random.default_rng(0))
-    pools = [_repage(pool, plain, other, tables) for pool in (plain.key, plain.value)]
+
+    def make() -> AttentionInputs:
+        tables = deal_blocks(other.blocks_per_seq, other.num_blocks, np.random.default_rng(0))
+        pools = [_repage(pool, plain, other, tables) for pool in (plain.key, plain.value)]
+        return plain.vary(other, tables=tables, key=pools[0], value=pools[1])
+
     trial = subject.prepared_for(other, {})
-    yield plain.answer(plain.attend(plain.vary(other, tables=tables, key=pools[0], value=pools[1]), trial))
+    yield plain.answer(plain.attend(f"block_size {other.block_size}", make, trial))
 
 
 def _repage(pool: torch.Tensor, plain: _Plain, other: AttentionCase, tables: np.ndarray) -> torch.Tensor:
@@ -181,7 +199,7 @@ def splits(subject: Subject) -> Iterator[Answer]:
     subject.require_time()
     for value in sorted({declared[0], declared[len(declared) // 2], declared[-1]}):
         trial = subject.prepared_for(plain.case, {"splits": value})
-        yield plain.answer(plain.attend(plain.inputs, trial))
+        yield plain.answer(plain.attend("splits", lambda: plain.inputs, trial))
 
 
 def halves(subject: Subject) -> Iterator[Answer]:
@@ -201,10 +219,12 @@ def halves(subject: Subject) -> Iterator[Answer]:
     rest = tuple(seq_len - done for done, seq_len in zip(first, case.seq_lens, strict=True))
     column = np.arange(tables.shape[1])[None, :] + np.array(cut, dtype=np.int64).reshape(-1, 1)
     shifted = np.take_along_axis(tables, np.minimum(column, tables.shape[1] - 1), axis=1)
-    parts = [
-        plain.attend(plain.vary(dataclasses.replace(case, seq_lens=lens, prefix=()), tables=table))
-        for lens, table in ((first, tables), (rest, shifted))
-    ]
+
+    def make(lens: tuple[int, ...], table: np.ndarray) -> AttentionInputs:
+        return plain.vary(dataclasses.replace(case, seq_lens=lens, prefix=()), tables=table)
+
+    both = {"first half": (first, tables), "second half": (rest, shifted)}
+    parts = [plain.attend(name, functools.partial(make, *half)) for name, half in both.items()]
     yield plain.answer(_merge(parts), rounds=frozenset({"partials"}))
 
 
@@ -272,30 +292,34 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
     if len(full) < 2 or not full[1][0]:
         raise NotRun("there are no two sequences with a full block")
     count, owner, other = full[1][0], full[0][1], full[1][1]
-    index = [torch.from_numpy(tables[seq, :count].astype(np.int64)).to(plain.key.device) for seq in (owner, other)]
-    key, value = plain.key.clone(), plain.value.clone()
-    for pool in (movable(key), movable(value)):
-        pool[index[1]] = pool[index[0]]
-    inputs = plain.vary(case, key=key, value=value)
-    copied = plain.attend(inputs)
-    truth = inputs.truth(0, subject.entry.impl.quantises)
-    yield plain.answer(copied, copied, truth)
     shared = tables.copy()
     shared[other, :count] = tables[owner, :count]
-    for pool in (key, value):
-        unused = torch.full((1,), subject.unused, dtype=pool.dtype, device=pool.device)
-        movable(pool)[index[1]] = movable(unused)
-    yield plain.answer(plain.attend(plain.vary(case, tables=shared, key=key, value=value)), copied, truth)
+
+    def make(copies: bool) -> AttentionInputs:
+        index = [torch.from_numpy(tables[seq, :count].astype(np.int64)).to(plain.key.device) for seq in (owner, other)]
+        pools = [plain.key.clone(), plain.value.clone()]
+        for pool in pools:
+            unused = torch.full((1,), subject.unused, dtype=pool.dtype, device=pool.device)
+            movable(pool)[index[1]] = movable(pool)[index[0]] if copies else movable(unused)
+        return plain.vary(case, tables=tables if copies else shared, key=pools[0], value=pools[1])
+
+    copied, read_twice = (
+        plain.attend(name, functools.partial(make, copies)) for name, copies in (("copied", True), ("shared", False))
+    )
+    yield plain.answer(read_twice, copied, lambda: make(copies=True).truth(0, subject.entry.impl.quantises))
 
 
 def layers(subject: Subject) -> Iterator[Answer]:
     """A second layer under the plan of the first, which is this one with its heads in reverse."""
     plain = _Plain(subject)
-    key, value = (movable(pool).flip(1).view(pool.dtype) for pool in (plain.key, plain.value))
-    named = {name: tensor.flip(0) for name, tensor in plain.named.items()}
-    inputs = plain.vary(plain.case, query=plain.query.flip(1), key=key, value=value, named=named)
-    inputs = dataclasses.replace(inputs, step=plain.step)
-    second = inputs.stage(subject.entry.layout)
+
+    def make() -> AttentionInputs:
+        key, value = (movable(pool).flip(1).view(pool.dtype) for pool in (plain.key, plain.value))
+        named = {name: tensor.flip(0) for name, tensor in plain.named.items()}
+        inputs = plain.vary(plain.case, query=plain.query.flip(1), key=key, value=value, named=named)
+        return dataclasses.replace(inputs, step=plain.step)
+
+    second = cast("StagedAttention", subject.varied("layers", lambda: make().stage(subject.entry.layout)))
     trial = subject.trial
     launched(trial, second)
     anew = [tensor.clone() for tensor in (second.outs[0], second.lses[0])]

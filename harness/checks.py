@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from harness.ops.contract import Staged
-from harness.relations import SMALL_BYTES, Broken, Subject, check_relations
+from harness.relations import SMALL_BYTES, Broken, Shelf, Subject, check_relations
 from harness.row import Row, Stage
 
 
@@ -18,17 +18,22 @@ def family(row: Row, stage: Stage, name: str, sets: int | None = None) -> bool:
     def work() -> None:
         staged = stage()
         row.trial.plan(staged.step)
-        for layer in range(staged.num_layers if sets is None else sets):
-            row.trial.launch(staged, layer)
-            row.measure_memory()
-            why = row.trial.look(staged, [layer]) or _judge(row, staged, layer, name)
-            covered = dict(staged.coverage())
-            if "format_error" in covered:  # not the row's: it stands beside what the row errs
-                row.fields["format_error"] = covered.pop("format_error")
-            row.fields["check"][name] |= covered
-            if why:
-                row.end("wrong", f"{name} inputs: {row.trial.late() or why}")
-                return
+        layers = range(staged.num_layers if sets is None else sets)
+        why = None
+        # A reader keeps the checksum of its last launch alone.
+        for some in [[layer] for layer in layers] if row.entry.impl.role == "reader" else [layers]:
+            for layer in some:
+                row.trial.launch(staged, layer, busy=layer == 0)
+                row.measure_memory()
+            why = why or row.trial.look(staged, some)
+            for layer in some:
+                why = why or _judge(row, staged, layer, name)
+        covered = dict(staged.coverage())
+        if "format_error" in covered:  # not the row's: it stands beside what the row errs
+            row.fields["format_error"] = covered.pop("format_error")
+        row.fields["check"][name] |= covered
+        if why:
+            row.end("wrong", f"{name} inputs: {row.trial.late() or why}")
 
     row.fields.setdefault("check", {})[name] = {}
     return row.attempt(work, f"check with {name} inputs")
@@ -45,13 +50,13 @@ def _judge(row: Row, staged: Staged, layer: int, name: str) -> str | None:
     return judged.reason
 
 
-def relations(row: Row, stage: Stage, wanted: str) -> bool:
-    """Hold the row to the relations of its operator, where `wanted` ("all", "small", "none") has them run."""
+def relations(row: Row, stage: Stage, shelf: Shelf, wanted: str) -> bool:
+    """Hold the row to its operator's relations where `wanted` ("all", "small", "none") has them run; `shelf` is the case's."""
     held: dict[str, str] = {}
 
     def work() -> None:
         try:
-            subject = Subject.of(row.case, row.entry, row.trial, stage(), thorough=wanted == "all")
+            subject = Subject.of(row.case, row.entry, row.trial, stage(), shelf, thorough=wanted == "all")
             why = check_relations(subject, held)
         except Broken as how:
             why = f"one more launch on plain inputs: {how}"
@@ -78,7 +83,7 @@ def wild(row: Row, stage: Stage) -> bool:
             return
         row.fields["check"]["wild"] = {}
         row.trial.plan(step)
-        row.trial.launch(staged, 0)
+        row.trial.launch(staged, 0, busy=True)
         why = row.trial.look(staged, [0]) or _judge(row, staged, 0, "wild")
         if why:
             row.end("wrong", f"wild block ids in unused table entries: {why}")
@@ -97,19 +102,21 @@ def late(row: Row) -> bool:
     return row.attempt(work, "check again")
 
 
-def timed(row: Row, stage: Stage) -> bool:
-    """Soil every output, launch once more as was timed; scan all sets, and judge the first, the last and one more."""
+def timed(row: Row) -> bool:
+    """Soil every output, launch once more as was timed; scan all sets, and judge the first, the last and one more. Whether
+    outputs stay as they are, `timed_late` looks, once all rows have come so far: it waits."""
 
     def work() -> None:
-        staged = stage()
         assert row.timer is not None
+        assert row.timed_on is not None
+        staged = row.timed_on()
         for layer in range(staged.num_layers):
             staged.soil(layer)
         last = row.timer.num_sets - 1
         judged_layers = sorted({0, last, random.Random(row.case.digest).randint(0, last)})
         launched = row.timer.relaunch(judged_layers)
         row.fields.setdefault("check", {})["timed"] = {}
-        why = row.trial.look(staged, launched) or row.trial.late()
+        why = row.trial.look(staged, launched)
         if why:
             row.end("wrong", f"timed launches: {why}")
         scanned = staged.scan(launched, row.entry.impl.lse)
@@ -119,11 +126,31 @@ def timed(row: Row, stage: Stage) -> bool:
             reason = _judge(row, staged, layer, "timed") if row.status == "ok" else None
             if reason:
                 row.end("wrong", f"timed launches, set {layer}: {reason}")
-        if row.status == "ok":
-            _remembered(row, staged, last)
+        if row.status == "ok" and not row.owns_outputs:
+            _late_and_remembered(row, staged)
 
     # A reader has no outputs; its checksum was judged before it was timed.
     return row.entry.impl.role == "reader" or row.attempt(work, "check of timed launches")
+
+
+def timed_late(row: Row) -> bool:
+    """Wait a little after `timed`, where the row's outputs are its own and are still there; then change what was timed."""
+
+    def work() -> None:
+        assert row.timed_on is not None
+        _late_and_remembered(row, row.timed_on())
+
+    is_done = row.entry.impl.role == "reader" or not row.owns_outputs
+    return is_done or row.attempt(work, "check of timed launches")
+
+
+def _late_and_remembered(row: Row, staged: Staged) -> None:
+    assert row.timer is not None
+    why = row.trial.late()
+    if why:
+        row.end("wrong", f"timed launches: {why}")
+    else:
+        _remembered(row, staged, row.timer.num_sets - 1)
 
 
 def _remembered(row: Row, staged: Staged, layer: int) -> None:

@@ -5,6 +5,7 @@ A wrong answer stops at check: it is recorded, never timed. Whatever cannot be r
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from harness.ops.contract import Inputs, Staged
 from harness.ops.layouts import LAYOUTS, Layout
 from harness.record import Samples
 from harness.registry import TAILS
+from harness.relations import Shelf
 from harness.row import Row
 from harness.words import of_error
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 CACHES = {"cuda": 16, "cpu": 2}
 #: Bytes of one layout's input sets, at most, where a case has small traffic and a large pool.
 ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
+#: Bytes of outputs, at most, that rows have to themselves while they are timed. A row that has waits for late changes to them
+#: with all others, and not alone.
+OUTPUT_BYTES = {"cuda": 4 << 30, "cpu": 128 << 20}
 #: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
 CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
 #: And how many sequences, and rows of one query head and token, it makes and judges in that time.
@@ -50,6 +55,8 @@ class CaseRun:
         self.device = session.device
         self._staged: dict[tuple[str, str], Staged] = {}
         self._inputs: dict[str, Inputs] = {}
+        self._shelf: Shelf = {}
+        self._left_for_outputs = min(OUTPUT_BYTES[session.device.kind], session.device.memory_bytes // 32)
 
     def settled(self) -> Iterator[Row]:
         """Yield refused rows first, then wrong and failed ones as they come, then what was right."""
@@ -164,7 +171,7 @@ class CaseRun:
             return False
         passed = all(checks.family(row, stage, family.name) for family, stage in stages.items())
         if passed and row.entry.impl.role != "reader":
-            passed = checks.relations(row, stages[PLAIN], self.session.options.relations)
+            passed = checks.relations(row, stages[PLAIN], self._shelf, self.session.options.relations)
         if passed and self.session.isolated:
             self.progress(f"check {self.case} {row.entry} with wild block ids", row.number)
             passed = checks.wild(row, stages[PLAIN])
@@ -181,6 +188,7 @@ class CaseRun:
         """Make inputs again that a row has changed: others are still to read them."""
         if row.trial is None or not row.trial.damaged:
             return
+        self._shelf.clear()
         for family in (_for_entry(row, family) for family in families):
             layers = self._inputs[family.name].num_layers
             fresh = operator(self.case.op).build(self.case, family, layers=layers, device=self.device.name)
@@ -203,6 +211,7 @@ class CaseRun:
 
     def _forget(self, *families: Hazards) -> None:
         """Free what the check used, so that timed inputs lie elsewhere."""
+        self._shelf.clear()
         names = {family.name for family in families}
         self._inputs = {name: inputs for name, inputs in self._inputs.items() if name not in names}
         self._staged = {key: staged for key, staged in self._staged.items() if key[0] not in names}
@@ -226,6 +235,10 @@ class CaseRun:
         medians = [summary.median for row in timed if (summary := row.summary()) is not None]
         with self.session.phase("finish"):
             for row in timed:
+                self._judge_timed(row, checks.timed)
+            for row in timed:
+                self._judge_timed(row, checks.timed_late)
+            for row in timed:
                 self._finish(row, readers, min(medians, default=0.0))
                 _hold_against_floor(row, floors)
         for row in [*rows, *readers, *floors]:
@@ -234,9 +247,22 @@ class CaseRun:
     def make_timer(self, row: Row) -> bool:
         """Get a right row ready to be visited; False where that failed."""
         self.progress(f"time {self.case} {row.entry}", row.number)
-        made = row.make_timer(functools.partial(self._stage, _for_entry(row, TIMED), row.entry.layout, self._num_layers()))
+        if row.timed_on is None:
+            row.timed_on = functools.partial(self._stage, _for_entry(row, TIMED), row.entry.layout, self._num_layers())
+            if row.entry.impl.role != "reader":
+                row.attempt(lambda: self._give_outputs(row), "outputs")
+        made = row.status == "ok" and row.make_timer(row.timed_on)
         self._restore(row, TIMED)
         return made
+
+    def _give_outputs(self, row: Row) -> None:
+        """Let a row's timed launches have outputs of their own, as far as the budget for them goes."""
+        assert row.timed_on is not None
+        own = copy.copy(row.timed_on())
+        size = sum(guarded.size for guarded in own.written)
+        if size <= self._left_for_outputs and own.renew():
+            self._left_for_outputs -= size
+            row.timed_on, row.owns_outputs = lambda: own, True
 
     def _readers(self, layers: int) -> list[Row]:
         """The fastest readers of this case's blocks, to be visited beside what they are the ceiling of."""
@@ -255,11 +281,15 @@ class CaseRun:
             made = [Row(self.case, entry, self.device, self.session.nvml) for entry in wanted]
             return floor(made, lambda layout: self._stage(TIMED, layout, layers))
 
+    def _judge_timed(self, row: Row, check: Callable[[Row], bool]) -> None:
+        self.progress(f"check {self.case} {row.entry} as it was timed", row.number)
+        if row.status == "ok":
+            check(row)
+            self._restore(row, TIMED)
+
     def _finish(self, row: Row, readers: Sequence[Row], fastest_s: float) -> None:
         """Everything about a timed row that needs its samples."""
         self.progress(f"finish {self.case} {row.entry}", row.number)
-        checks.timed(row, functools.partial(self._stage, _for_entry(row, TIMED), row.entry.layout, 0))
-        self._restore(row, TIMED)
         summary = row.summary()
         if row.status == "ok" and summary is None:
             row.flags.append(f"no time: every one of {row.discarded} visits was throttled")

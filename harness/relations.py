@@ -21,12 +21,16 @@ from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
 from harness.registry import Entry, Unsupported
-from harness.trial import SPIN_CYCLES, Trial, lend, lend_layer
+from harness.trial import BUSY_S, Trial, keep_busy, lend, lend_layer
 
 #: Bytes of one cache and seconds of one launch up to which "small" runs relations.
 SMALL_BYTES, SMALL_S = 4 << 20, 0.25
 #: "small" lets one case in so many prepare an entry anew, which may compile for seconds on a GPU.
 SAMPLED = 4
+
+
+#: Variations of a case's plain inputs: by relation, family of another batch and layout.
+Shelf = dict[tuple[str, str, str], Staged]
 
 
 class NotRun(Exception):
@@ -56,6 +60,7 @@ class Subject:
 
     thorough    run what takes long, too
     answer      outputs of the original launch, as words
+    shelf       variations of the inputs, kept for other rows of the case
     """
 
     case: Case
@@ -66,9 +71,10 @@ class Subject:
     thorough: bool
     answer: Sequence[torch.Tensor]
     launch_s: float
+    shelf: Shelf
 
     @classmethod
-    def of(cls, case: Case, entry: Entry, trial: Trial, staged: Staged, thorough: bool) -> Subject:
+    def of(cls, case: Case, entry: Entry, trial: Trial, staged: Staged, shelf: Shelf, thorough: bool) -> Subject:
         """Launch once more on inputs that were launched on before. Raises Broken where the answer is wrong now."""
         begin = time.perf_counter()
         words = launched(trial, staged)
@@ -78,7 +84,25 @@ class Subject:
             raise Broken(str(verdict.reason))
         return cls(
             case=case, entry=entry, device=trial.device, trial=trial, staged=staged, thorough=thorough, answer=words,
-            launch_s=launch_s,
+            launch_s=launch_s, shelf=shelf,
+        )
+
+    def varied(self, name: str, make: Callable[[], Staged]) -> Staged:
+        """What `make` makes, or made for another row in this layout, with outputs of its own; large ones are not kept."""
+        key = (name, self.other.name, self.entry.layout.name)
+        kept = self.shelf.get(key)
+        if kept is not None and kept.renew():
+            return kept
+        made = make()
+        if self.case.cache_bytes <= SMALL_BYTES:
+            self.shelf[key] = made
+        return made
+
+    def other_batch(self) -> Staged:
+        """Another batch of the same shape."""
+        family, op = self.other, operator(self.case.op)
+        return self.varied(
+            "other", lambda: op.build(self.case, family, layers=1, device=self.device.name).stage(self.entry.layout)
         )
 
     def again(self, words: Sequence[torch.Tensor]) -> Answer:
@@ -116,6 +140,11 @@ class Subject:
         """What lies in slots that hold no token."""
         return 0.0 if self.entry.impl.tails == "finite" else math.nan
 
+    @property
+    def busy_s(self) -> float:
+        """For how long the device is kept busy while the host plans and launches, twice perhaps."""
+        return min(max(2 * self.launch_s, BUSY_S), 4 * BUSY_S)
+
     def require_time(self) -> None:
         """Raise NotRun unless what must be prepared anew is to run on this case."""
         if not self.thorough and self.device.kind == "cuda" and int(self.case.digest, 16) % SAMPLED:
@@ -126,11 +155,11 @@ class Subject:
             raise NotRun("there is no GPU")
 
 
-def launched(trial: Trial, staged: Staged, plan: bool = True) -> list[torch.Tensor]:
+def launched(trial: Trial, staged: Staged, *, plan: bool = True, busy: bool = False) -> list[torch.Tensor]:
     """Launch on the first set and return its outputs as words; raises Broken where the launch did more than that."""
     if plan:
         trial.plan(staged.step)
-    trial.launch(staged, 0)
+    trial.launch(staged, 0, busy=busy)
     return outputs(trial, staged)
 
 
@@ -155,12 +184,10 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
     A host buffer that is filled again before its copy to the device is done gives the first batch the plan of the second.
     """
     trial, first = subject.trial, subject.staged
-    inputs = operator(subject.case.op).build(subject.case, subject.other, layers=1, device=subject.device.name)
-    second = inputs.stage(subject.entry.layout)
+    second = subject.other_batch()
     alone = launched(trial, second)
-    if subject.device.kind == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda._sleep(4 * SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+    subject.device.synchronize()
+    keep_busy(subject.device, subject.busy_s)
     for staged in (first, second):
         trial.plan(staged.step)
         trial.launch(staged, 0)
@@ -191,7 +218,7 @@ def side_stream(subject: Subject) -> Iterator[Answer]:
     trial, staged = subject.trial, subject.staged
     staged.soil(0)
     torch.cuda.synchronize()
-    torch.cuda._sleep(4 * SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+    keep_busy(subject.device, subject.busy_s)
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         trial.plan(staged.step)
@@ -255,8 +282,8 @@ def _hold(subject: Subject, name: str, relation: Relation) -> str:
 
 def _count_differences(answer: Answer) -> tuple[int, int]:
     pairs = list(zip(answer.tensors, answer.like, strict=True))
-    differ = sum(int((_bits(one) != _bits(other)).sum()) for one, other in pairs)
-    return differ, sum(one.numel() for one, _ in pairs)
+    differ = torch.stack([(_bits(one) != _bits(other)).sum() for one, other in pairs]).sum()
+    return int(differ), sum(one.numel() for one, _ in pairs)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

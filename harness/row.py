@@ -43,6 +43,7 @@ class Row:
 
     number       of the row in its run: tells rows apart that differ in parameters only; None for what is measured beside them
     untouched    what no row may replace
+    timed_on     the inputs that are timed; owns_outputs says whether no other row writes their outputs
     """
 
     case: Case
@@ -58,6 +59,8 @@ class Row:
     prepared: Any = None
     trial: Any = None
     timer: timing.Timer | None = None
+    timed_on: Stage | None = None
+    owns_outputs: bool = False
     samples: list[float] = dataclasses.field(default_factory=list)
     readings: list[Reading] = dataclasses.field(default_factory=list)
     discarded: int = 0
@@ -248,7 +251,7 @@ class Row:
 
     def release(self) -> None:
         """Let go of workspace and graphs."""
-        self.prepared = self.timer = self.trial = None
+        self.prepared = self.timer = self.trial = self.timed_on = None
 
 
 def _append_reading(nvml: Nvml, readings: list[Reading]) -> None:

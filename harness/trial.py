@@ -22,9 +22,9 @@ from harness.words import of_value
 
 #: Seconds after which a launch must have left its outputs alone: a host thread that finishes the work would be late.
 LATE_S = 0.05
-#: Cycles for which the current stream is busy before a launch, some milliseconds: work on another stream, which does not
-#: wait, then writes before outputs are soiled.
-SPIN_CYCLES = 5_000_000
+#: Seconds for which the current stream is kept busy before a launch: work on another stream, which does not wait, then writes
+#: before outputs are soiled. And cycles in a second, of the fastest clock: slower ones keep it busy for longer.
+BUSY_S, CYCLES_A_S = 2.5e-3, 2e9
 
 
 class Breach(Exception):
@@ -75,6 +75,12 @@ def _reshaped(before: Sequence[Any], after: Sequence[Any]) -> str:
     return f"tensor {at + 1} of {len(before)} was {before[at][0]}, is {after[at][0]}"
 
 
+def keep_busy(device: Device, seconds: float) -> None:
+    """Let the current stream of a GPU do nothing for about so long."""
+    if device.kind == "cuda":
+        torch.cuda._sleep(round(seconds * CYCLES_A_S))  # type: ignore[no-untyped-call] # torch has no types here
+
+
 @dataclasses.dataclass
 class Trial:
     """The launches of one prepared implementation.
@@ -107,10 +113,10 @@ class Trial:
         with watch(self.workspaces):
             self.prepared.plan(step)
 
-    def launch(self, staged: Staged, layer: int) -> None:
-        """Soil the outputs of one layer and launch on it, behind work that keeps the current stream busy."""
-        if self.device.kind == "cuda":
-            torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call] # torch has no types here
+    def launch(self, staged: Staged, layer: int, *, busy: bool = False) -> None:
+        """Soil the outputs of one layer and launch on it; where `busy`, behind work that keeps the current stream busy."""
+        if busy:
+            keep_busy(self.device, BUSY_S)
         reused = staged.outputs(layer)[0]
         self._seen = [seen for seen in self._seen if reused not in seen[0]]
         staged.soil(layer)

@@ -91,6 +91,14 @@ def test_a_case_that_cannot_be_says_which_rule_it_broke(case, field, value, rule
     assert "(got " in said
 
 
+@pytest.mark.parametrize("name", ["blocks_per_seq", "first_keys", "query_starts", "shared_blocks", "digest"])
+def test_what_is_of_all_sequences_is_made_once(name):
+    """Who asks for it sequence by sequence, of tens of thousands, does not wait for its square."""
+    case = dataclasses.replace(ATTENTION, window=3)
+
+    assert getattr(case, name) is getattr(case, name)
+
+
 def test_left_out_query_lengths_are_decode():
     """One query token a sequence, said or not: the same case."""
     said = dataclasses.replace(ATTENTION, q_lens=(1, 1))

@@ -41,6 +41,23 @@ def test_a_guarded_tensor_is_as_any_other(shape, dtype):
     assert guards.broken([guarded]) == []
 
 
+def test_what_is_hashed_together_hashes_as_alone(monkeypatch):
+    """Sizes, odd ones and none among them, in any order, and more than are hashed at a time."""
+    monkeypatch.setitem(guards._CHUNK, "cpu", 8)
+    held = [guards.empty("some", (size,), torch.uint8, "cpu")[1] for size in (24, 3, 24, 0, 24, 256, 3, 24)]
+    for number, guarded in enumerate(held, start=1):
+        guarded.words.fill_(number)
+
+    together = guards.hashes(held).tolist()
+    assert together == [int(guards.hashes([guarded])) for guarded in held]
+    assert len(set(together)) == len(held)
+    guards.seal(held)
+    held[2].words[1] += 1
+    held[6].words[0] += 1
+    held[6].name = "other"
+    assert guards.changed(held) == ["some", "other"]
+
+
 @pytest.mark.parametrize(
     ("first", "count", "says"),
     [

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from harness import check, pipeline, timing
+from harness import check, pipeline, relations, timing, trial
 from harness.device import Device
 from harness.hazards import PLAIN
 from harness.ops import attention_staged
@@ -154,6 +154,36 @@ class WearsOut(Right):
             tensors[3].mul_(1.01)
 
 
+class Clock:
+    """Time that passes only while somebody sleeps, and what is then done."""
+
+    now = 0.0
+
+    def __init__(self):
+        self.waiting = []
+
+    def sleep(self, seconds):
+        self.now += seconds
+        while self.waiting:
+            self.waiting.pop()()
+
+    def perf_counter(self):
+        return self.now
+
+
+class LateOnceWorn(Right):
+    """Right in time three times."""
+
+    clock = None
+    launches = 0
+
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        self.launches += 1
+        if self.launches > 3:
+            self.clock.waiting.append(lambda: tensors[3][0].mul_(1.01))
+
+
 class Unsure(Right):
     where = ""
 
@@ -223,7 +253,7 @@ TOYS = {
     "reshapes": Reshapes,
     "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
     "remembers_by_address": RemembersByAddress, "remembers_by_a_look": RemembersByALook,
-    "wears_out": WearsOut, "oddities": Oddities,
+    "wears_out": WearsOut, "late_once_worn": LateOnceWorn, "oddities": Oddities,
     **{f"raises_in_{where}": raising(where, ValueError(f"no luck in {where}")) for where in ("prepare", "plan", "launch")},
     **{f"unsure_in_{where}": raising(where, Unsupported(f"not with this {where}")) for where in ("prepare", "plan", "launch")},
     "unsure_and_silent": raising("prepare", Unsupported()),
@@ -652,3 +682,59 @@ def test_a_session_makes_its_gpu_the_current_one(monkeypatch):
     Session(Options(bench=False), Registry([]), "cuda:1")
 
     assert done == [("current", 1), ("work", 1)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes only while the harness waits for late changes."""
+    made = Clock()
+    monkeypatch.setattr(trial, "time", made)
+    monkeypatch.setattr(LateOnceWorn, "clock", made)
+    return made
+
+
+def test_rows_wait_for_late_changes_together(clock):
+    """Each row owns what it wrote until the first has waited long enough: once for checked launches, once for timed ones."""
+    records = measure(*(dataclasses.replace(toy("right"), name=f"toy.{number}") for number in range(3)))
+
+    assert [record.status for record in records] == ["ok"] * 3
+    assert clock.now == pytest.approx(2 * trial.LATE_S)
+
+
+@pytest.mark.parametrize("output_bytes", [pipeline.OUTPUT_BYTES["cpu"], 0], ids=["own", "shared"])
+def test_what_is_late_only_when_timed_is_wrong(output_bytes, clock, monkeypatch):
+    """Its outputs change after the launch had ended; nobody else is blamed, whether or not rows have outputs of their own."""
+    monkeypatch.setattr(pipeline, "OUTPUT_BYTES", {"cpu": output_bytes})
+    late, right = measure(toy("late_once_worn"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
+
+    assert (late.status, right.status) == ("wrong", "ok")
+    assert late.reason.startswith("timed launches: out")
+    assert late.reason.endswith("changed after the launch had ended")
+
+
+def test_the_stream_is_busy_before_a_few_launches_of_a_row_only(monkeypatch):
+    """Once a family, once for two plans, and before the first launch of what is prepared anew: it costs milliseconds."""
+    busy = []
+    for module in (trial, relations):
+        monkeypatch.setattr(module, "keep_busy", lambda device, seconds: busy.append(seconds))
+    measure_one(toy("right"), options=Options(bench=False, relations="all"))
+
+    assert len(busy) == len(["plain", "needles", "two_plans", "block_size"])
+
+
+def test_what_relations_vary_is_made_once_for_all_rows(monkeypatch):
+    """The other batch is built and staged for the first row, and later rows of that layout launch on it, too."""
+    built = []
+
+    def counting(self, case, hazards, **how):
+        built.append(hazards.name)
+        return build(self, case, hazards, **how)
+
+    build = AttentionOperator.build
+    monkeypatch.setattr(AttentionOperator, "build", counting)
+    again = dataclasses.replace(toy("right"), name="toy.again")
+    first, second = measure(toy("right"), again, options=Options(bench=False))
+
+    assert (first.status, second.status) == ("ok", "ok")
+    assert first.check["relations"] == second.check["relations"]
+    assert sorted(built) == ["needles", "other", "plain"]

@@ -192,7 +192,7 @@ def hold(impl, case=CASE, layout=HND, only=None, monkeypatch=None):
     trial = Trial.of(impl.load(), op.spec(case, layout, "cpu", impl.resolve_params({})), device)
     staged = op.build(case, PLAIN, layers=1, device="cpu").stage(layout)
     note = {}
-    return note, check_relations(Subject.of(case, entry, trial, staged, thorough=True), note)
+    return note, check_relations(Subject.of(case, entry, trial, staged, {}, thorough=True), note)
 
 
 @pytest.mark.parametrize("layout", [HND, NHD], ids=str)
@@ -312,7 +312,8 @@ def test_what_is_copied_on_a_side_stream_is_waited_for(monkeypatch):
     monkeypatch.setattr(relations, "outputs", lambda trial, staged: [words])
     idle = types.SimpleNamespace(plan=lambda step: None, launch=lambda: None)
     subject = types.SimpleNamespace(
-        require_cuda=lambda: None, trial=types.SimpleNamespace(plan=idle.plan, prepared=idle),
+        require_cuda=lambda: None, device=find_device("cpu"), busy_s=0.0,
+        trial=types.SimpleNamespace(plan=idle.plan, prepared=idle),
         staged=types.SimpleNamespace(soil=lambda layer: None, arguments=lambda layer: (), keywords=lambda layer: {}, step=None),
         again=lambda found: found[0].clone(),
     )
