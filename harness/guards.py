@@ -16,6 +16,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -89,9 +90,26 @@ def allocate(name: str, size: int, device: str | torch.device) -> Guarded:
 
 def empty(name: str, shape: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> tuple[torch.Tensor, Guarded]:
     """Make a guarded tensor, contiguous, its content left open."""
-    count = functools.reduce(lambda a, b: a * b, shape, 1)
-    guarded = allocate(name, count * dtype.itemsize, device)
+    guarded = allocate(name, math.prod(shape) * dtype.itemsize, device)
     return guarded.view(shape, dtype), guarded
+
+
+def empty_each(
+    names: Sequence[str], shape: Sequence[int], dtype: torch.dtype, device: str | torch.device
+) -> tuple[list[torch.Tensor], list[Guarded]]:
+    """Make guarded tensors that are alike, each between canaries of its own, in one allocation: many are made at once."""
+    size = math.prod(shape) * dtype.itemsize
+    if _tool.get() in EXACT or len(names) < 2:
+        held = [allocate(name, size, device) for name in names]
+    else:
+        pitch = -(-(size + 2 * GUARD_BYTES) // ALIGNMENT) * ALIGNMENT
+        whole = torch.empty(len(names) * pitch + ALIGNMENT, dtype=torch.uint8, device=device)
+        whole.view(torch.int16).fill_(_CANARY)
+        buffers = whole[-whole.data_ptr() % ALIGNMENT :][: len(names) * pitch].view(len(names), pitch).unbind()
+        held = [
+            Guarded(name=name, buffer=buffer, begin=GUARD_BYTES, size=size) for name, buffer in zip(names, buffers, strict=True)
+        ]
+    return [guarded.view(shape, dtype) for guarded in held], held
 
 
 def house(tensors: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], list[Guarded]]:

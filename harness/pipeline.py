@@ -5,6 +5,7 @@ A wrong answer stops at check: it is recorded, never timed. Whatever cannot be r
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from harness import checks
+from harness.alive import telling
 from harness.ceiling import fastest, floor
 from harness.guards import restore
 from harness.hazards import NEEDLES, PLAIN, TIMED, Hazards, as_asked
@@ -51,7 +53,8 @@ class CaseRun:
     """All rows of one case. Inputs are made once a family and converted once a layout, for all rows."""
 
     def __init__(self, session: Session, case: Case, rows: Sequence[Row], progress: Progress) -> None:
-        self.session, self.case, self.rows, self.progress = session, case, rows, progress
+        self.session, self.case, self.rows, self._tell = session, case, rows, progress
+        self._doing: tuple[str, int | None] = (f"inputs {case}", None)
         self.device = session.device
         self._staged: dict[tuple[str, str], Staged] = {}
         self._inputs: dict[str, Inputs] = {}
@@ -70,7 +73,7 @@ class CaseRun:
                 admitted.append(row)
         right = []
         for row in admitted:
-            with self.session.phase("check"):
+            with self._alive("check"):
                 passed = self._check(row)
             if passed:
                 right.append(row)
@@ -79,7 +82,7 @@ class CaseRun:
                 yield row
         checked, right = right, []
         for row in checked:
-            with self.session.phase("check"):
+            with self._alive("check"):
                 passed = checks.late(row)
             if passed:
                 right.append(row)
@@ -88,10 +91,21 @@ class CaseRun:
                 yield row
         if self.session.options.bench:
             self._forget(*(as_asked(family, tails, True) for family in (PLAIN, NEEDLES) for tails in TAILS))
-            with self.session.phase("time"):
+            with self._alive("time"):
                 self._time([row for row in right if self._is_timed(row)])
         for row in right:
             yield row
+
+    def progress(self, doing: str, row: int | None) -> None:
+        """Tell what is done, and to which row."""
+        self._doing = (doing, row)
+        self._tell(doing, row)
+
+    @contextlib.contextmanager
+    def _alive(self, phase: str) -> Iterator[None]:
+        """Within a phase, tell it again and again while inputs are made and truth is computed."""
+        with self.session.phase(phase), telling(lambda: self._tell(*self._doing)):
+            yield
 
     def _is_timed(self, row: Row) -> bool:
         if self.case.name in self.session.options.untimed:

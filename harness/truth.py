@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from harness.alive import beat
 from harness.ops.dtypes import movable
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ def attention_truth(
         query=query, key=key, value=value, step=step, scale=scale, window=window, softcap=softcap, named=named
     )
     for part in _parts(problem):
+        beat()
         _attend(truth, part, problem)
     return truth
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from harness import hazards as hz
+from harness.alive import beat
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
-from harness.guards import Guarded, empty, house, leaves_unwritten, seal
+from harness.guards import Guarded, empty_each, house, leaves_unwritten, seal
 from harness.ops.attention import AttentionStep
 from harness.ops.layouts import HND, Layout
+from harness.ops.quantised import AT_ONCE
 from harness.registry import PreparedReader
 
 if TYPE_CHECKING:
     from harness.ops.attention_tensors import AttentionInputs, Layer
+
+
+Rule = Callable[[torch.Tensor], torch.Tensor]
 
 
 class StagedAttention:
@@ -36,6 +41,7 @@ class StagedAttention:
         self.written: list[Guarded] = []
         self._mirrored: set[int] = set()
         for index, layer in enumerate(inputs.layers):
+            beat()
             self._add(layer, self._of(index))
         self.renew()
         seal(self.read)
@@ -54,14 +60,10 @@ class StagedAttention:
             self.read += [layer.held[0], *held, *layer.held[3:]]
 
     def renew(self) -> bool:
-        self.outs, self.lses, self.written = [], [], []
-        for index, layer in enumerate(self.inputs.layers):
-            query, of = layer.query, self._of(index)
-            out, of_out = empty("out" + of, query.shape, query.dtype, query.device)
-            lse, of_lse = empty("lse" + of, query.shape[:2], torch.float32, query.device)
-            self.outs.append(out)
-            self.lses.append(lse)
-            self.written += [of_out, of_lse]
+        query, layers = self.inputs.layers[0].query, range(self.num_layers)
+        self.outs, of_outs = empty_each([f"out{self._of(i)}" for i in layers], query.shape, query.dtype, query.device)
+        self.lses, of_lses = empty_each([f"lse{self._of(i)}" for i in layers], query.shape[:2], torch.float32, query.device)
+        self.written = [guarded for pair in zip(of_outs, of_lses, strict=True) for guarded in pair]
         self._unwritten = set(range(self.num_layers)) if leaves_unwritten() else set()
         return True
 
@@ -109,18 +111,14 @@ class StagedAttention:
 
     def scan(self, layers: Sequence[int], lse: bool = True) -> str | None:
         """Say what no right launch leaves in these layers: elements never written or not finite; None where there is none."""
-        of_out = (
-            ("outputs were never written", [is_unwritten(self.outs[layer]).sum() for layer in layers]),
-            ("outputs are not finite", [(~self.outs[layer].isfinite()).sum() for layer in layers]),
-        )
-        of_lse = (
-            ("LSE were never written", [is_unwritten(self.lses[layer]).sum() for layer in layers]),
-            ("LSE are NaN or +inf", [(~(self.lses[layer] < torch.inf)).sum() for layer in layers]),
-        )
-        rules = (*of_out, *of_lse) if lse else of_out
-        counts = torch.stack([torch.stack(found) for _, found in rules]).tolist()
-        for (rule, _), found in zip(rules, counts, strict=True):
-            for layer, count in zip(layers, found, strict=True):
+        of_out: dict[str, Rule] = {"outputs were never written": is_unwritten, "outputs are not finite": _not_finite}
+        of_lse: dict[str, Rule] = {"LSE were never written": is_unwritten, "LSE are NaN or +inf": _not_below_infinity}
+        found = {rule: _count(wrong, [self.outs[layer] for layer in layers]) for rule, wrong in of_out.items()}
+        if lse:
+            found |= {rule: _count(wrong, [self.lses[layer] for layer in layers]) for rule, wrong in of_lse.items()}
+        counts = torch.stack(list(found.values())).tolist()
+        for rule, of_rule in zip(found, counts, strict=True):
+            for layer, count in zip(layers, of_rule, strict=True):
                 if count:
                     return f"set {layer}: {count} {rule}"
         return None
@@ -154,6 +152,21 @@ class StagedAttention:
         want = self.inputs.checksum(layer)
         reason = None if got == want else f"the checksum of what was read is {got:#010x}, of what is there {want:#010x}"
         return Verdict(passed=got == want, num_rows=1, num_failed=int(got != want), reason=reason, got=got, want=want)
+
+
+def _not_finite(tensor: torch.Tensor) -> torch.Tensor:
+    return ~tensor.isfinite()
+
+
+def _not_below_infinity(tensor: torch.Tensor) -> torch.Tensor:
+    return ~(tensor < torch.inf)
+
+
+def _count(wrong: Rule, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n]: elements of each of n tensors, which are alike, that are wrong; some tensors at a time, one operation for all."""
+    at_once = max(1, AT_ONCE // max(tensors[0].numel(), 1))
+    starts = range(0, len(tensors), at_once)
+    return torch.cat([wrong(torch.stack(list(tensors[at : at + at_once]))).flatten(1).sum(1) for at in starts])
 
 
 def make_step(

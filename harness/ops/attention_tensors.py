@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from harness import hazards as hz
+from harness.alive import beat
 from harness.guards import Guarded, empty, house
 from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
@@ -74,6 +75,7 @@ class AttentionOperator:
         step, held = make_step(tables, np.array(case.seq_lens, np.int32), np.array(case.query_starts, np.int32), device)
         inputs = AttentionInputs(case=case, hazards=hazards, step=step, layers=[], held=held)
         for layer in range(layers):
+            beat()
             inputs.layers.append(_make_layer(inputs, used, layer, f" of set {layer}" if layers > 1 else ""))
         return inputs
 

@@ -12,6 +12,7 @@ import math
 import numpy as np
 import torch
 
+from harness.alive import beat
 from harness.hazards import DECOY_VALUE
 from harness.ops.attention import AttentionCase, AttentionStep
 
@@ -129,6 +130,7 @@ def plant(
 def _choose(case: AttentionCase, step: AttentionStep, layer: int) -> _Needles | None:
     parts = []
     for seq, (seq_len, q_len) in enumerate(zip(case.seq_lens, case.q_lens, strict=True)):
+        beat()
         tokens = needle_tokens(seq_len, q_len, case.group)
         for ordinal, token in enumerate(tokens):
             num_rows = case.num_q_heads
