@@ -179,13 +179,15 @@ def hashes(held: Sequence[Guarded]) -> torch.Tensor:
 
 def _hash(alike: Sequence[torch.Tensor]) -> torch.Tensor:
     """The numbers of words that are alike in length and type."""
-    count, device = len(alike[0]), alike[0].device
+    device = alike[0].device
     chunk = _CHUNK[device.type]
-    total = torch.zeros(len(alike), dtype=torch.int64, device=device)
-    for begin in range(0, count, chunk):
+    total = None
+    for begin in range(0, max(len(alike[0]), 1), chunk):
         pieces = [words[begin : begin + chunk] for words in alike]
         stacked = torch.stack(pieces) if len(pieces) > 1 else pieces[0][None]
-        total = 31 * total + (stacked * _weights(chunk, device)[: stacked.shape[1]]).sum(1)
+        of_pieces = (stacked * _weights(chunk, device)[: stacked.shape[1]]).sum(1)
+        total = of_pieces if total is None else 31 * total + of_pieces
+    assert total is not None
     return total
 
 
