@@ -109,7 +109,7 @@ class Layer:
     value: torch.Tensor
     held: Sequence[Guarded]
     named: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    truth: AttentionTruth | None = None
+    truths: dict[frozenset[str], AttentionTruth] = dataclasses.field(default_factory=dict)
     checksum: int | None = None
 
 
@@ -200,13 +200,13 @@ class AttentionInputs:
         return len(self.layers)
 
     def truth(self, layer: int, quantises: frozenset[str] = frozenset()) -> AttentionTruth:
-        """Truth in float64, computed once a layer, and again where what is rounded besides (of `quantises`) is another."""
+        """Truth in float64, computed once a layer for each set of what is rounded besides (of `quantises`)."""
         made, rounded = self.layers[layer], quantises & OF_TRUTH
         if self.case.softcap is None:
             rounded -= {"tanh"}
-        if made.truth is None or made.truth.quantises != rounded:
-            made.truth = self._attend(made.query, made.key, made.value, made.named, rounded)
-        return made.truth
+        if rounded not in made.truths:
+            made.truths[rounded] = self._attend(made.query, made.key, made.value, made.named, rounded)
+        return made.truths[rounded]
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, named: Mapping[str, torch.Tensor],

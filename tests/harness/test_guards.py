@@ -41,6 +41,25 @@ def test_a_guarded_tensor_is_as_any_other(shape, dtype):
     assert guards.broken([guarded]) == []
 
 
+@pytest.mark.parametrize("tool", [None, "memcheck"])
+@pytest.mark.parametrize("size", [3, 24, 300])
+def test_tensors_made_together_are_guarded_as_alone(size, tool):
+    """Each is aligned and lies between whole canaries of its own: a byte too far is found, and whose it is."""
+    with guards.watched_by(tool):
+        tensors, held = guards.empty_each(["a", "b", "c"], (size,), torch.uint8, "cpu")
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+
+    assert [int(tensor.sum()) for tensor in tensors] == [0, size, 2 * size]
+    assert guards.broken(held) == []
+    if tool is None:
+        assert all(tensor.data_ptr() % guards.ALIGNMENT == 0 for tensor in tensors)
+        held[1].buffer[held[1].begin + size] = 0
+        assert guards.broken(held) == ["wrote 1 byte past the end of b"]
+    else:
+        assert [len(guarded.buffer) for guarded in held] == [size] * 3
+
+
 def test_what_is_hashed_together_hashes_as_alone(monkeypatch):
     """Sizes, odd ones and none among them, in any order, and more than are hashed at a time."""
     monkeypatch.setitem(guards._CHUNK, "cpu", 8)
