@@ -10,7 +10,10 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from harness.check import MAX_COUNT, fill_unwritten, judge_attention, judge_exact, max_factor
+from harness.check import MAX_COUNT, TO_DTYPE, fill_unwritten, judge_attention, judge_exact, max_factor
+from harness.hazards import PLAIN
+from harness.ops import operator
+from harness.ops.attention import AttentionCase
 from tests.harness.emulated import DTYPES, RIGHT, ROUNDED, WRONG, judge, make_problem, online, split
 
 
@@ -224,3 +227,18 @@ def test_more_outputs_may_hold_one_that_lies_further_out(count, factor):
 
     assert max_factor(count) == pytest.approx(factor, abs=1e-3)
     assert normal.cdf(-max_factor(count)) * max(count, MAX_COUNT) == pytest.approx(normal.cdf(-5.0) * MAX_COUNT)
+
+
+@pytest.mark.parametrize("quantises", [frozenset(), frozenset(TO_DTYPE)], ids=["careful", "rounds"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_smallest_number_where_no_key_is_seen_is_wrong(dtype, quantises):
+    """Whatever is categorically wrong exceeds a tolerance, too: by that alone what is right passes, and is asked no more."""
+    case = AttentionCase(name="tiny", num_q_heads=2, num_kv_heads=1, head_dim=16, block_size=4, seq_lens=(0, 5), dtype=dtype)
+    truth = operator("attention").build(case, PLAIN, layers=1, device="cpu").truth(0)
+    out, lse = truth.out.to(truth.dtype), truth.lse.float()
+    right = judge_attention(out, lse, truth, quantises)
+    out.view(torch.int32 if dtype == "f32" else torch.int16)[0, 1, 2] = 1
+    wrong = judge_attention(out, lse, truth, quantises)
+
+    assert (right.passed, wrong.passed) == (True, False)
+    assert wrong.reason.startswith("1 of 64 outputs are not 0 although their token sees no key; first [seq 0, head 1, dim 2]")
