@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,7 @@ class Engine:
         self._ring = [torch.zeros(settings.max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._flying: Flight | None = None
         self._pool: Any = None  # of memory, which graphs share
+        self._heard: dict[Hashable, deque[Event]] = {}  # of streams: what steps have brought, whoever asked for the step
         self._ids = itertools.count()
         self.num_steps = 0
         self.clock: StepClock | None = None  # who wants to know how long steps take sets one
@@ -132,18 +134,27 @@ class Engine:
 
     def submit(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None,
                salt: Hashable = None) -> Hashable:  # fmt: skip
-        """Queue a request; returns its id, a number where none is given. Raises InvalidRequest."""
-        request_id = f"request-{next(self._ids)}" if request_id is None else request_id
+        """Queue a request; returns its id, one nobody has where none is given. Raises InvalidRequest."""
+        if request_id is None:
+            request_id = next(name for name in map("request-{}".format, self._ids) if name not in self.scheduler.groups)
         request = Request.of(request_id, prompt, sampling or Sampling(), salt)
         largest = int(request.prompt.max())
         if largest >= self.model.vocab_size:
             raise InvalidRequest(f"request {request_id!r}: token ids are below {self.model.vocab_size} (got {largest})")
         self.scheduler.submit(request)
+        self._heard.pop(request_id, None)  # of an ended request, whose stream has what it heard
         return request_id
 
     def abort(self, request_id: Hashable) -> list[Event]:
         """End a request now. Raises InvalidRequest for one that is not served."""
-        return self.scheduler.abort(request_id)
+        return self._tell(self.scheduler.abort(request_id))
+
+    def _tell(self, events: list[Event]) -> list[Event]:
+        """Keep what streams wait for; whoever asked for a step, here or in another stream, is told all."""
+        for event in events:
+            if event.request_id in self._heard:
+                self._heard[event.request_id].append(event)
+        return events
 
     @property
     def is_idle(self) -> bool:
@@ -153,6 +164,8 @@ class Engine:
     def generate(self, prompts: Sequence[Iterable[int]], sampling: Sampling | Sequence[Sampling]) -> list[list[Answer]]:
         """Serve prompts to the end; the answers of each, in order. Refuses all if it refuses one."""
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        if len(each) != len(prompts):
+            raise InvalidRequest(f"generate: give one Sampling, or one for each of {len(prompts)} prompts (got {len(each)})")
         ids: list[Hashable] = []
         try:
             for prompt, one in zip(prompts, each, strict=True):
@@ -167,13 +180,20 @@ class Engine:
         return [[group.answers[index] for index in range(group.width)] for group in groups]
 
     def stream(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None) -> Iterator[Event]:
-        """Serve a request and yield its events as they come, others' requests going on beside it."""
+        """Serve a request and yield its events as they come; others, streams too, go on beside it, whoever asks for steps."""
         request_id = self.submit(prompt, sampling, request_id)
+        group, heard = self.scheduler.groups[request_id], deque[Event]()
+        self._heard[request_id] = heard
         try:
-            while request_id in self.scheduler.groups:
-                yield from (event for event in self.step() if event.request_id == request_id)
+            while heard or not group.is_done:
+                if not heard:
+                    self.step()
+                while heard:
+                    yield heard.popleft()
         finally:
-            if request_id in self.scheduler.groups:  # whoever listened has gone
+            if self._heard.get(request_id) is heard:
+                del self._heard[request_id]
+            if not group.is_done:  # whoever listened has gone
                 self.abort(request_id)
 
     # A step
@@ -267,4 +287,4 @@ class Engine:
             found.append(Found(
                 parents=(at // vocabulary).tolist(), tokens=(at % vocabulary).tolist(), scores=scores.tolist()
             ))  # fmt: skip
-        return self.scheduler.collect(flight.batch, flight.tokens.tolist(), found)
+        return self._tell(self.scheduler.collect(flight.batch, flight.tokens.tolist(), found))

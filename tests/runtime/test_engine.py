@@ -47,13 +47,21 @@ def test_a_seed_gives_the_same_tokens_alone_batched_and_preempted():
 
 
 def test_another_seed_gives_other_tokens():
-    """And a tiny temperature gives the greedy ones."""
+    """Or a seed would be no seed."""
     (text,) = prompts(1)
     one, two = (tokens_of(Watched(model()), [Sampling(seed=seed, **DRAWN)], [text]) for seed in (0, 1))
-    cold = tokens_of(Watched(model()), [Sampling(max_tokens=24, temperature=1e-4, ignore_eos=True)], [text])
-
     assert one != two
-    assert list(cold[0][0]) == greedy(tuple(text)).tokens[:24]
+
+
+@pytest.mark.parametrize(
+    "narrow", [{"temperature": 1e-4}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-50}]
+)
+def test_what_leaves_one_token_is_greedy(narrow):
+    """A tiny temperature, one token, or no share to speak of, less than float32 holds."""
+    (text,) = prompts(1)
+    found = tokens_of(Watched(model()), [Sampling(max_tokens=24, ignore_eos=True, **narrow)], [text])
+
+    assert list(found[0][0]) == greedy(tuple(text)).tokens[:24]
 
 
 # Beams
@@ -124,6 +132,33 @@ def test_a_stream_yields_tokens_as_they_come():
     assert list(engine.scheduler.groups) == []
 
 
+def test_streams_side_by_side_lose_no_token():
+    """Each is read in turn, and a generate() goes between: the steps that one asks for bring tokens of all."""
+    texts = prompts(3)
+    engine = Watched(model())
+    streams = [engine.stream(text, Sampling(max_tokens=8, ignore_eos=True)) for text in texts[:2]]
+    heard = [[next(stream).token for stream in streams] for _ in range(3)]
+    engine.generate(texts[2:], Sampling(max_tokens=NEW, ignore_eos=True))
+    rest = [[event.token for event in stream] for stream in streams]
+
+    for index, text in enumerate(texts[:2]):
+        assert [*(each[index] for each in heard), *rest[index]] == greedy(tuple(text)).tokens[:8]
+
+
+def test_a_stream_tells_that_others_aborted_it():
+    """And its request's id, used again, is another request's."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    stream = engine.stream(first, Sampling(max_tokens=8, ignore_eos=True), "r")
+    next(stream)
+    engine.abort("r")
+    engine.submit(second, Sampling(max_tokens=4, ignore_eos=True), "r")
+    engine.finish()
+
+    assert [(event.token, event.finish) for event in stream] == [(None, "abort")]
+    assert engine.is_idle
+
+
 @pytest.mark.parametrize("sampling", [{}, {"n": 3, "temperature": 1.0}, {"num_beams": 3}])
 def test_an_abort_disturbs_nobody(sampling):
     """In the middle of its tokens; its blocks are free at once, and the other request's answer is right."""
@@ -168,7 +203,10 @@ def test_a_model_serves_one_engine_at_a_time():
 
 @pytest.mark.parametrize(
     ("prompt", "rule"),
-    [([], "empty"), ([512], "token ids are below 512"), ([1] * 159, "at most 160 together"), ("text", "integers")],
+    [
+        ([], "empty"), ([512], "token ids are below 512"), ([1] * 159, "at most 160 together"), ("text", "integers"),
+        (7, "not iterable"),
+    ],
 )
 def test_a_bad_prompt_is_refused_and_others_go_on(prompt, rule):
     """generate() takes none of its prompts; what was submitted before is served."""
@@ -179,6 +217,32 @@ def test_a_bad_prompt_is_refused_and_others_go_on(prompt, rule):
         engine.generate([text, prompt], Sampling(max_tokens=4))
 
     assert engine.finish() == {("r", 0): greedy(tuple(text)).tokens}
+
+
+def test_an_id_that_the_engine_gives_is_nobodys():
+    """Also where somebody has called a request as the engine would."""
+    engine = Watched(model())
+    engine.submit([1], Sampling(max_tokens=2), "request-0")
+
+    assert engine.submit([1], Sampling(max_tokens=2)) == "request-1"
+    with pytest.raises(InvalidRequest, match="one for each of 2 prompts"):
+        engine.generate([[1], [2]], [Sampling(max_tokens=2)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"temperature": 1e-320}, "temperature must be 0, which is greedy, or"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": 1, "top_p": float("nan")}, "top_p must be"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+    ],
+)
+def test_a_sampling_that_cannot_be_meant_is_refused(changes, rule):
+    """Under the name of the setting at fault."""
+    with pytest.raises(InvalidRequest, match=rule):
+        Sampling(**changes)
 
 
 @pytest.mark.parametrize(
