@@ -21,11 +21,11 @@ from runtime.traces import LENGTHS, BadTrace
 RUNS = Path("results/runs")
 DTYPES = ("f32", "f16", "bf16")
 #: what is served where options do not say, and what --dry serves: seconds on a CPU
-USUAL = {
+USUAL: dict[str, Any] = {
     "model": "qwen3-0.6b", "dtype": "bf16", "requests": 256, "prompt": "512", "output": "128", "concurrency": "256",
     "max_num_tokens": 8192, "repeats": 3,
 }  # fmt: skip
-DRY = {
+DRY: dict[str, Any] = {
     "model": "qwen3-tiny", "dtype": "f32", "requests": 6, "prompt": "8-24", "output": "8", "concurrency": "4",
     "max_num_tokens": 32, "repeats": 2,
 }  # fmt: skip
@@ -68,7 +68,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Serve and record; returns the exit code, 1 where a row failed."""
     for name, value in (DRY if arguments.dry else USUAL).items():
         if getattr(arguments, name) is None:
-            setattr(arguments, name, value if name != "max_num_tokens" else max(value, *numbers(arguments, "concurrency")))
+            room = numbers(arguments, "concurrency") if name == "max_num_tokens" else []
+            setattr(arguments, name, max([value, *room]))
     if arguments.repeats < 1:
         raise UsageError(f"--repeats must be at least 1 (got {arguments.repeats})")
     try:
