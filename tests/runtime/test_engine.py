@@ -285,6 +285,9 @@ def test_a_pool_of_no_stated_size_holds_all_sequences_at_once():
         ("{folder}/sliding.json", "sliding windows are not supported"),
         ("{folder}/dynamic.json", "rope_type 'dynamic'"),
         ("{folder}/broken.json", "not JSON"),
+        ("{folder}/heads.json", r"num_attention_heads must be a multiple of num_key_value_heads \(got 3, 2\)"),
+        ("{folder}/negative.json", "transformers cannot make it: .*negative dimension"),
+        ("{folder}/damaged", "transformers cannot make it: .*header"),
     ],
 )
 def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
@@ -293,15 +296,31 @@ def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
     files = {
         "config": tiny,
         "llama": {**tiny, "model_type": "llama"},
+        "heads": {**tiny, "num_attention_heads": 3},
+        "negative": {**tiny, "hidden_size": -5},
         "sliding": {**tiny, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
         "dynamic": {**tiny, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     }
     for file, fields in files.items():
         (tmp_path / f"{file}.json").write_text(json.dumps(fields))
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text(json.dumps(tiny))
+    (tmp_path / "damaged" / "model.safetensors").write_text("no header is as large as this text says")
 
     with pytest.raises(UnsupportedModel, match=rule):
         load(name.format(folder=tmp_path), dtype="f32")
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path):
+    """transformers would make them at random, and serve noise."""
+    weights = reference().state_dict()
+    for layer in (0, 1):
+        del weights[f"model.layers.{layer}.self_attn.q_proj.weight"]
+    reference().save_pretrained(tmp_path, state_dict=weights)
+
+    with pytest.raises(UnsupportedModel, match=r"lack model.layers.0.self_attn.q_proj.weight and 1 more"):
+        load(str(tmp_path), dtype="f32")
 
 
 def test_a_checkpoint_is_loaded_from_its_folder(tmp_path):
