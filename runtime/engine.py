@@ -9,6 +9,7 @@ docs/runtime.md walks through one.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import weakref
@@ -58,7 +59,7 @@ class Engine:
     def __init__(
         self, model: Model, settings: Settings | None = None, registry: Registry | None = None, **changes: Any
     ) -> None:
-        settings = settings or Settings(**changes)
+        settings = Settings(**changes) if settings is None else dataclasses.replace(settings, **changes)
         self.model, self.settings = model, settings
         self.max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
         config = model.config
@@ -123,7 +124,7 @@ class Engine:
             nothing = (None,) * self.kernels.shape.num_layers
             bind_caches(self.model.module, self.handle, nothing, nothing)
         for name in ("_mover", "runner", "buckets"):
-            delattr(self, name)
+            self.__dict__.pop(name, None)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -163,6 +164,7 @@ class Engine:
 
     def generate(self, prompts: Sequence[Iterable[int]], sampling: Sampling | Sequence[Sampling]) -> list[list[Answer]]:
         """Serve prompts to the end; the answers of each, in order. Refuses all if it refuses one."""
+        prompts = list(prompts)
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
         if len(each) != len(prompts):
             raise InvalidRequest(f"generate: give one Sampling, or one for each of {len(prompts)} prompts (got {len(each)})")
@@ -170,13 +172,14 @@ class Engine:
         try:
             for prompt, one in zip(prompts, each, strict=True):
                 ids.append(self.submit(prompt, one))
-        except Exception:
+            groups = [self.scheduler.groups[request_id] for request_id in ids]
+            while not all(group.is_done for group in groups):
+                self.step()
+        except BaseException:  # also an interrupt: nobody else would ask for their end
             for request_id in ids:
-                self.abort(request_id)
+                if request_id in self.scheduler.groups:
+                    self.abort(request_id)
             raise
-        groups = [self.scheduler.groups[request_id] for request_id in ids]
-        while not all(group.is_done for group in groups):
-            self.step()
         return [[group.answers[index] for index in range(group.width)] for group in groups]
 
     def stream(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None) -> Iterator[Event]:
@@ -200,13 +203,24 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Launch the next batch, then take in the one before; returns what has become known."""
+        """Launch the next batch, then take in the one before; returns what has become known.
+
+        A launch that fails ends all requests, as abort() would: what they were to feed and move is in no block.
+        """
+        if "runner" not in self.__dict__:
+            raise UsageError("Engine.step: the engine is closed")
         if not is_bound(self.model.module, self.handle):
             raise UsageError("Engine.step: the model serves another engine, made later: one model, one engine at a time")
         batch = self.scheduler.schedule()
         flight = None
         if batch is not None:
-            flight = self._launch(batch)
+            try:
+                flight = self._launch(batch)
+            except BaseException:
+                self.scheduler.drop(batch)
+                for request_id in list(self.scheduler.groups):
+                    self.abort(request_id)
+                raise
             self.scheduler.launched(batch)
             self.num_steps += 1
         landed, self._flying = self._flying, flight

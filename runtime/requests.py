@@ -50,7 +50,7 @@ class Sampling:
             (_is_count(self.max_tokens, 1), "max_tokens must be at least 1", self.max_tokens),
             (
                 _is_real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
-                f"temperature must be 0, which is greedy, or a number of at least {COLDEST}", self.temperature,
+                f"temperature must be a number, 0 (greedy) or at least {COLDEST}", self.temperature,
             ),
             (_is_count(self.top_k, 0), "top_k must be a whole number, 0 for all", self.top_k),
             (_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
@@ -98,6 +98,8 @@ class Request:
     @classmethod
     def of(cls, request_id: Hashable, prompt: Iterable[int], sampling: Sampling, salt: Hashable = None) -> Request:
         """Check and return a request. Raises InvalidRequest."""
+        if not isinstance(sampling, Sampling):
+            raise InvalidRequest(f"request {request_id!r}: sampling must be a Sampling (got a {type(sampling).__name__})")
         try:
             hash((request_id, salt))
             iter(prompt)  # a single number is no prompt: of generate([1, 2, 3]) three would be served

@@ -12,8 +12,10 @@ from harness.names import UsageError
 from harness.registry import Unsupported
 from runtime import graphs
 from runtime.configs import CONFIGS
+from runtime.engine import Engine
 from runtime.model import UnsupportedModel, load
 from runtime.requests import InvalidRequest, Sampling
+from runtime.settings import Settings
 from runtime.steps import bucket_sizes
 from tests.runtime.served import NEW, Watched, greedy, model, needs_transformers, prompts, reference
 
@@ -176,6 +178,51 @@ def test_an_abort_disturbs_nobody(sampling):
     assert engine.finish()["stays", 0][-20:] == greedy(tuple(second)).tokens[-20:]
 
 
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_step_that_fails_ends_all_requests_and_loses_nothing(monkeypatch, at):
+    """In the first step, where answers are to be forked, or later: no block is held, no place lost, and the engine goes on."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    engine.submit(second, Sampling(max_tokens=NEW), "other")
+    launch, steps = engine._launch, itertools.count()
+
+    def fails(batch):
+        if next(steps) == at:
+            raise RuntimeError("a kernel died")
+        return launch(batch)
+
+    monkeypatch.setattr(engine, "_launch", fails)
+    with pytest.raises(RuntimeError, match="a kernel died"):
+        engine.generate([first], Sampling(max_tokens=NEW, n=4, temperature=1.0))
+    engine.finish()
+
+    assert engine.is_idle
+    assert engine.manager.num_live_blocks == 0
+    assert sorted(engine.scheduler._states) == list(range(8))
+    assert tokens_of(engine, Sampling(max_tokens=NEW, ignore_eos=True), [second]) == [[tuple(greedy(tuple(second)).tokens)]]
+
+
+def test_an_interrupted_generate_ends_its_requests_alone(monkeypatch):
+    """Ctrl-C between two steps: others' requests go on."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    engine.submit(second, Sampling(max_tokens=NEW, ignore_eos=True), "other")
+    step, steps = engine.step, itertools.count()
+
+    def interrupted():
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([first], Sampling(max_tokens=NEW))
+    monkeypatch.undo()
+
+    assert list(engine.scheduler.groups) == ["other"]
+    assert engine.finish()["other", 0][-20:] == greedy(tuple(second)).tokens[-20:]
+
+
 def test_blocks_are_copied_on_write_once_answers_part():
     """An unfinished block of the prompt is shared until somebody writes into it."""
     engine = Watched(model())
@@ -229,10 +276,29 @@ def test_an_id_that_the_engine_gives_is_nobodys():
         engine.generate([[1], [2]], [Sampling(max_tokens=2)])
 
 
+def test_a_closed_engine_says_so():
+    """Closing it again is no error."""
+    engine = Watched(model())
+    engine.close()
+    engine.close()
+
+    with pytest.raises(UsageError, match="the engine is closed"):
+        engine.generate([[1]], Sampling(max_tokens=1))
+
+
+def test_changes_are_made_to_given_settings():
+    """Not forgotten; and what is no Sampling is refused."""
+    engine = Engine(model(), Settings(num_blocks=8, max_num_seqs=2, max_model_len=32, max_num_tokens=16), num_blocks=5)
+
+    assert (engine.manager.num_physical_blocks, engine.settings.max_num_seqs) == (5, 2)
+    with pytest.raises(InvalidRequest, match=r"sampling must be a Sampling \(got a dict"):
+        engine.submit([1], {"max_tokens": 2})
+
+
 @pytest.mark.parametrize(
     ("changes", "rule"),
     [
-        ({"temperature": 1e-320}, "temperature must be 0, which is greedy, or"),
+        ({"temperature": 1e-320}, "temperature must be a number, 0"),
         ({"temperature": float("nan")}, "temperature must be"),
         ({"temperature": 1, "top_p": float("nan")}, "top_p must be"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
