@@ -68,13 +68,20 @@ class Verdict:
 
 
 def fill_unwritten(tensor: torch.Tensor) -> None:
-    """Fill with a NaN that no arithmetic makes (every bit set), by which the check tells what was never written."""
-    tensor.view(_BITS[tensor.element_size()]).fill_(255 if tensor.element_size() == 1 else -1)
+    """Fill with a NaN that no arithmetic makes, by which the check tells what was never written.
+
+    Every bit is set but the last: all of them are what torch's conversion to bf16 makes of any NaN on a CPU.
+    """
+    tensor.view(_BITS[tensor.element_size()]).fill_(_sentinel(tensor))
 
 
 def is_unwritten(tensor: torch.Tensor) -> torch.Tensor:
     """Where the sentinel of `fill_unwritten` still stands."""
-    return tensor.view(_BITS[tensor.element_size()]) == (255 if tensor.element_size() == 1 else -1)
+    return tensor.view(_BITS[tensor.element_size()]) == _sentinel(tensor)
+
+
+def _sentinel(tensor: torch.Tensor) -> int:
+    return 255 if tensor.element_size() == 1 else -2  # of e4m3 only 127 and 255 are NaN
 
 
 def judge_attention(

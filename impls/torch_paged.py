@@ -158,18 +158,25 @@ def gather(
     return key.view(key_cache.dtype), value.view(value_cache.dtype)
 
 
+def _by_head(cache: torch.Tensor, table: torch.Tensor, num_kv_heads: int) -> torch.Tensor:
+    """Copy the blocks of `table` out of a cache [num_blocks, num_kv_heads, ...]: [num_seqs * num_kv_heads, num_blocks, ...].
+
+    A cache whose blocks are strided is not copied whole: its blocks are, and put in order by another copy.
+    """
+    if cache.stride(0) != num_kv_heads * cache.stride(1):
+        return cache.index_select(0, table.flatten()).unflatten(0, table.shape).transpose(1, 2).flatten(0, 1)
+    place = table[:, None, :] * num_kv_heads + torch.arange(num_kv_heads, device=table.device)[:, None]
+    return cache.flatten(0, 1).index_select(0, place.flatten()).unflatten(0, (-1, table.shape[1]))
+
+
 def _gather(
     key_cache: torch.Tensor, value_cache: torch.Tensor, layout: Layout, table: torch.Tensor, num_kv_heads: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if layout.name in ("HND", "HND_SWIZZLED"):
-        head = torch.arange(num_kv_heads, device=table.device)
-        place = table[:, None, :] * num_kv_heads + head[:, None]
-        # view, not reshape: a cache that is not contiguous must fail here and not be copied whole
-        pair = [cache.view(-1, *cache.shape[2:]).index_select(0, place.flatten()) for cache in (key_cache, value_cache)]
-        key, value = (blocks.view(-1, place.shape[2], *blocks.shape[1:]) for blocks in pair)
+        key, value = _by_head(key_cache, table, num_kv_heads), _by_head(value_cache, table, num_kv_heads)
         if layout.name == "HND_SWIZZLED":
             key, value = layout.restore(key, value)
-        return key.view(*place.shape[:2], -1, key.shape[-1]), value.view(*place.shape[:2], -1, value.shape[-1])
+        return tuple(blocks.reshape(len(table), num_kv_heads, -1, blocks.shape[-1]) for blocks in (key, value))
     if layout.name == "X_PACKED":
         key_cache, value_cache = key_cache.permute(0, 3, 1, 2, 4), value_cache.permute(0, 3, 1, 2)
     pair = [cache.index_select(0, table.flatten()) for cache in (key_cache, value_cache)]

@@ -9,9 +9,11 @@ docs/runtime.md walks through one.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +59,7 @@ class Engine:
     def __init__(
         self, model: Model, settings: Settings | None = None, registry: Registry | None = None, **changes: Any
     ) -> None:
-        settings = settings or Settings(**changes)
+        settings = Settings(**changes) if settings is None else dataclasses.replace(settings, **changes)
         self.model, self.settings = model, settings
         self.max_model_len = min(settings.max_model_len or model.max_model_len, model.max_model_len)
         config = model.config
@@ -90,6 +92,7 @@ class Engine:
         self._ring = [torch.zeros(settings.max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._flying: Flight | None = None
         self._pool: Any = None  # of memory, which graphs share
+        self._heard: dict[Hashable, deque[Event]] = {}  # of streams: what steps have brought, whoever asked for the step
         self._ids = itertools.count()
         self.num_steps = 0
         self.clock: StepClock | None = None  # who wants to know how long steps take sets one
@@ -121,7 +124,7 @@ class Engine:
             nothing = (None,) * self.kernels.shape.num_layers
             bind_caches(self.model.module, self.handle, nothing, nothing)
         for name in ("_mover", "runner", "buckets"):
-            delattr(self, name)
+            self.__dict__.pop(name, None)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -132,18 +135,27 @@ class Engine:
 
     def submit(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None,
                salt: Hashable = None) -> Hashable:  # fmt: skip
-        """Queue a request; returns its id, a number where none is given. Raises InvalidRequest."""
-        request_id = f"request-{next(self._ids)}" if request_id is None else request_id
+        """Queue a request; returns its id, one nobody has where none is given. Raises InvalidRequest."""
+        if request_id is None:
+            request_id = next(name for name in map("request-{}".format, self._ids) if name not in self.scheduler.groups)
         request = Request.of(request_id, prompt, sampling or Sampling(), salt)
         largest = int(request.prompt.max())
         if largest >= self.model.vocab_size:
             raise InvalidRequest(f"request {request_id!r}: token ids are below {self.model.vocab_size} (got {largest})")
         self.scheduler.submit(request)
+        self._heard.pop(request_id, None)  # of an ended request, whose stream has what it heard
         return request_id
 
     def abort(self, request_id: Hashable) -> list[Event]:
         """End a request now. Raises InvalidRequest for one that is not served."""
-        return self.scheduler.abort(request_id)
+        return self._tell(self.scheduler.abort(request_id))
+
+    def _tell(self, events: list[Event]) -> list[Event]:
+        """Keep what streams wait for; whoever asked for a step, here or in another stream, is told all."""
+        for event in events:
+            if event.request_id in self._heard:
+                self._heard[event.request_id].append(event)
+        return events
 
     @property
     def is_idle(self) -> bool:
@@ -152,41 +164,63 @@ class Engine:
 
     def generate(self, prompts: Sequence[Iterable[int]], sampling: Sampling | Sequence[Sampling]) -> list[list[Answer]]:
         """Serve prompts to the end; the answers of each, in order. Refuses all if it refuses one."""
+        prompts = list(prompts)
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        if len(each) != len(prompts):
+            raise InvalidRequest(f"generate: give one Sampling, or one for each of {len(prompts)} prompts (got {len(each)})")
         ids: list[Hashable] = []
         try:
             for prompt, one in zip(prompts, each, strict=True):
                 ids.append(self.submit(prompt, one))
-        except Exception:
+            groups = [self.scheduler.groups[request_id] for request_id in ids]
+            while not all(group.is_done for group in groups):
+                self.step()
+        except BaseException:  # also an interrupt: nobody else would ask for their end
             for request_id in ids:
-                self.abort(request_id)
+                if request_id in self.scheduler.groups:
+                    self.abort(request_id)
             raise
-        groups = [self.scheduler.groups[request_id] for request_id in ids]
-        while not all(group.is_done for group in groups):
-            self.step()
         return [[group.answers[index] for index in range(group.width)] for group in groups]
 
     def stream(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None) -> Iterator[Event]:
-        """Serve a request and yield its events as they come, others' requests going on beside it."""
+        """Serve a request and yield its events as they come; others, streams too, go on beside it, whoever asks for steps."""
         request_id = self.submit(prompt, sampling, request_id)
+        group, heard = self.scheduler.groups[request_id], deque[Event]()
+        self._heard[request_id] = heard
         try:
-            while request_id in self.scheduler.groups:
-                yield from (event for event in self.step() if event.request_id == request_id)
+            while heard or not group.is_done:
+                if not heard:
+                    self.step()
+                while heard:
+                    yield heard.popleft()
         finally:
-            if request_id in self.scheduler.groups:  # whoever listened has gone
+            if self._heard.get(request_id) is heard:
+                del self._heard[request_id]
+            if not group.is_done:  # whoever listened has gone
                 self.abort(request_id)
 
     # A step
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Launch the next batch, then take in the one before; returns what has become known."""
+        """Launch the next batch, then take in the one before; returns what has become known.
+
+        A launch that fails ends all requests, as abort() would: what they were to feed and move is in no block.
+        """
+        if "runner" not in self.__dict__:
+            raise UsageError("Engine.step: the engine is closed")
         if not is_bound(self.model.module, self.handle):
             raise UsageError("Engine.step: the model serves another engine, made later: one model, one engine at a time")
         batch = self.scheduler.schedule()
         flight = None
         if batch is not None:
-            flight = self._launch(batch)
+            try:
+                flight = self._launch(batch)
+            except BaseException:
+                self.scheduler.drop(batch)
+                for request_id in list(self.scheduler.groups):
+                    self.abort(request_id)
+                raise
             self.scheduler.launched(batch)
             self.num_steps += 1
         landed, self._flying = self._flying, flight
@@ -267,4 +301,4 @@ class Engine:
             found.append(Found(
                 parents=(at // vocabulary).tolist(), tokens=(at % vocabulary).tolist(), scores=scores.tolist()
             ))  # fmt: skip
-        return self.scheduler.collect(flight.batch, flight.tokens.tolist(), found)
+        return self._tell(self.scheduler.collect(flight.batch, flight.tokens.tolist(), found))

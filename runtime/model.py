@@ -18,6 +18,7 @@ import torch
 
 from harness.names import UsageError, nearest
 from harness.ops.dtypes import torch_dtype
+from harness.words import of_error
 from runtime.attention import NAME, register
 from runtime.configs import CONFIGS
 from runtime.fusing import fuse_norms, fuse_projections
@@ -132,7 +133,12 @@ def load(name: str, *, dtype: str = "bf16", device: str = "cpu", seed: int = 0, 
     if why:
         raise UnsupportedModel(f"--model {name}: {why}")
     register(library)
-    module = _make(library, config, folder if folder.is_dir() else None, dtype, device, seed)
+    try:
+        module = _make(library, config, folder if folder.is_dir() else None, dtype, device, seed)
+    except (torch.OutOfMemoryError, UnsupportedModel):
+        raise
+    except (RuntimeError, ValueError, OSError, _safetensors_error()) as error:
+        raise UnsupportedModel(f"--model {name}: transformers cannot make it: {of_error(error)}") from error
     if fuse:
         fuse_norms(module.model, config.rms_norm_eps)
         for layer in module.model.layers:
@@ -147,6 +153,9 @@ def why_unsupported(config: Any) -> str | None:
         return f"model_type must be one of {', '.join(SUPPORTED)} (got {kind!r})"
     if getattr(config, "sliding_window", None) is not None:
         return f"sliding windows are not supported (got sliding_window {config.sliding_window})"
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if not shared or heads % shared:
+        return f"num_attention_heads must be a multiple of num_key_value_heads (got {heads}, {shared})"
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in ("dynamic", "longrope"):
         return f"rotary embeddings must not depend on the longest sequence of a batch (got rope_type {rope!r})"
@@ -176,7 +185,14 @@ def _read(path: Path) -> Mapping[str, Any]:
 def _make(library: ModuleType, config: Any, folder: Path | None, dtype: str, device: str, seed: int) -> Any:
     auto, wanted = library.AutoModelForCausalLM, torch_dtype(dtype)
     if folder is not None and any(folder.glob("*.safetensors")):
-        module = auto.from_pretrained(folder, dtype=wanted, attn_implementation=NAME, local_files_only=True).to(device)
+        module, loaded = auto.from_pretrained(
+            folder, dtype=wanted, attn_implementation=NAME, local_files_only=True, output_loading_info=True
+        )
+        missing = sorted(loaded["missing_keys"])  # transformers goes on with random ones
+        if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
+            raise UnsupportedModel(f"--model {folder}: its .safetensors lack {missing[0]}{more}")
+        module = module.to(device)
     elif folder is not None:
         raise UnsupportedModel(f"--model {folder}: has no .safetensors; name its config.json for random weights")
     else:
@@ -186,6 +202,12 @@ def _make(library: ModuleType, config: Any, folder: Path | None, dtype: str, dev
             module = auto.from_config(config, dtype=wanted, attn_implementation=NAME).to(place)
     module.eval().requires_grad_(False)
     return module
+
+
+def _safetensors_error() -> type[Exception]:
+    """What a damaged file of weights raises."""
+    found: type[Exception] = importlib.import_module("safetensors").SafetensorError
+    return found
 
 
 def _eos(module: Any) -> frozenset[int]:

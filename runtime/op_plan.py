@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -161,7 +162,8 @@ def _spec(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> Att
         _must(dense, f"{name} must be contiguous along its last dimension", f"strides {tensor.stride()}")
     _must(max_q_len >= 1, "max_q_len must be at least 1", max_q_len)
     _must(asked.window is None or asked.window >= 1, "window must be None or at least 1", asked.window)
-    _must(asked.softcap is None or asked.softcap > 0, "softcap must be None or above 0", asked.softcap)
+    _must(asked.softcap is None or 0 < asked.softcap < math.inf, "softcap must be None or above 0 and finite", asked.softcap)
+    _must(asked.scale is None or math.isfinite(asked.scale), "scale must be None or finite", asked.scale)
     blocks_per_seq = _round_up(block_tables.shape[1])
     return AttentionSpec(
         num_q_heads=query.shape[1], num_kv_heads=num_kv_heads, head_dim=head_dim, block_size=block_size,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from runtime.tokens import as_tokens
 
 LARGEST_SEED = 2**63 - 1
+COLDEST = 1e-6  # below, logits over the temperature are beyond what float32 tells apart, or holds
 
 
 class InvalidRequest(ValueError):
@@ -23,7 +24,7 @@ class Sampling:
     """How a request's tokens are chosen, and when it ends.
 
     max_tokens        new tokens, at most
-    temperature       0 is greedy
+    temperature       0 is greedy; else 1e-6 or more
     top_k             the k likeliest tokens; 0 is all. Those as likely as the k-th count as well
     top_p             the fewest tokens that have this probability together, of those that top_k leaves
     seed              of the noise: with it a token follows from the logits, whoever else is in the batch
@@ -44,16 +45,19 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        real = all(type(value) in (int, float) and math.isfinite(value) for value in (self.temperature, self.top_p))
+        stops = self.stop_token_ids if isinstance(self.stop_token_ids, list | tuple) else (None,)
         rules = (
             (_is_count(self.max_tokens, 1), "max_tokens must be at least 1", self.max_tokens),
-            (real and self.temperature >= 0, "temperature must be a number of at least 0", self.temperature),
+            (
+                _is_real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
+                f"temperature must be a number, 0 (greedy) or at least {COLDEST}", self.temperature,
+            ),
             (_is_count(self.top_k, 0), "top_k must be a whole number, 0 for all", self.top_k),
-            (real and 0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
+            (_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
             (_is_count(self.seed, 0) and self.seed <= LARGEST_SEED, "seed must be 0 to 2**63 - 1", self.seed),
             (_is_count(self.n, 1), "n must be at least 1", self.n),
             (_is_count(self.num_beams, 0), "num_beams must be a whole number, 0 for none", self.num_beams),
-            (all(_is_count(token, 0) for token in self.stop_token_ids), "stop_token_ids must be ids", self.stop_token_ids),
+            (all(_is_count(token, 0) for token in stops), "stop_token_ids must be a list or tuple of ids", self.stop_token_ids),
             (
                 not self.num_beams or (self.temperature == 0 and self.n == 1 and not self.stop_token_ids),
                 "num_beams goes without temperature, n and stop_token_ids",
@@ -74,6 +78,10 @@ class Sampling:
         return self.temperature == 0
 
 
+def _is_real(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # just looked at
+
+
 def _is_count(value: object, least: int) -> bool:
     return type(value) is int and value >= least
 
@@ -90,9 +98,12 @@ class Request:
     @classmethod
     def of(cls, request_id: Hashable, prompt: Iterable[int], sampling: Sampling, salt: Hashable = None) -> Request:
         """Check and return a request. Raises InvalidRequest."""
+        if not isinstance(sampling, Sampling):
+            raise InvalidRequest(f"request {request_id!r}: sampling must be a Sampling (got a {type(sampling).__name__})")
         try:
             hash((request_id, salt))
-            tokens = as_tokens(prompt, f"request {request_id!r}")
+            iter(prompt)  # a single number is no prompt: of generate([1, 2, 3]) three would be served
+            tokens = as_tokens(prompt, "its prompt")
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"request {request_id!r}: {error}") from error
         if not tokens.size:

@@ -15,6 +15,8 @@ from runtime.groups import Sequence
 #: of SplitMix64
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
+LEAST_SHARE = 1e-30  # of top_p: the likeliest token has more; in float32 a smaller one may be 0, which no token is within
+
 
 def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
     """Return int64 [num_rows], a token for each row of logits [num_rows, vocabulary], whose temperature is above 0.
@@ -29,7 +31,8 @@ def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
         counts = [min(setting.top_k or most, most) for setting in settings]
         scores = keep_top_k(scores, _column(counts, torch.int64, device))
     if any(setting.top_p < 1 for setting in settings):
-        scores = keep_top_p(scores, _column([setting.top_p for setting in settings], torch.float32, device))
+        shares = [max(setting.top_p, LEAST_SHARE) for setting in settings]
+        scores = keep_top_p(scores, _column(shares, torch.float32, device))
     keys = _column([noise_key(s.group.request.sampling.seed, s.index, s.num_outputs) for s in sequences], torch.int64, device)
     return (scores + gumbel(keys, logits.shape[1])).argmax(-1)
 

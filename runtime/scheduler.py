@@ -4,6 +4,7 @@ A step, which the engine asks for in this order:
 
     schedule()             who runs, with slots for what they feed; or None
     launched(batch)        the device has it: what the host knows of its tokens is committed, answers are forked
+    drop(batch)            or it has not, and all requests are aborted
     collect(batch, ...)    its samples are on the host, usually after the next step was launched
 
 The token that a step samples is fed by the next one before the host has seen it. So an end is seen one step late: what
@@ -117,6 +118,12 @@ class Scheduler(Admission):
             sequence.num_pending += 1
         for group, _ in batch.searched:
             group.in_flight = True
+
+    def drop(self, batch: Batch) -> None:
+        """Give back what a batch has taken for answers that were to be forked; it could not be launched."""
+        for sequence in batch.sampled:
+            if sequence not in sequence.group.sequences:
+                self._give_back_state(sequence)
 
     def collect(self, batch: Batch, tokens: Iterable[int], found: Iterable[Found] = ()) -> list[Event]:
         """Take a batch's samples: tokens[i] for sampled[i], and what its beam searches found. Returns what is new."""

@@ -21,11 +21,11 @@ from runtime.traces import LENGTHS, BadTrace
 RUNS = Path("results/runs")
 DTYPES = ("f32", "f16", "bf16")
 #: what is served where options do not say, and what --dry serves: seconds on a CPU
-USUAL = {
+USUAL: dict[str, Any] = {
     "model": "qwen3-0.6b", "dtype": "bf16", "requests": 256, "prompt": "512", "output": "128", "concurrency": "256",
     "max_num_tokens": 8192, "repeats": 3,
 }  # fmt: skip
-DRY = {
+DRY: dict[str, Any] = {
     "model": "qwen3-tiny", "dtype": "f32", "requests": 6, "prompt": "8-24", "output": "8", "concurrency": "4",
     "max_num_tokens": 32, "repeats": 2,
 }  # fmt: skip
@@ -68,20 +68,27 @@ def main(arguments: argparse.Namespace) -> int:
     """Serve and record; returns the exit code, 1 where a row failed."""
     for name, value in (DRY if arguments.dry else USUAL).items():
         if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
+            room = numbers(arguments, "concurrency") if name == "max_num_tokens" else []
+            setattr(arguments, name, max([value, *room]))
     if arguments.repeats < 1:
         raise UsageError(f"--repeats must be at least 1 (got {arguments.repeats})")
     try:
         cases = list(cases_of(arguments))
+        longest = max(settings_of(arguments, case, None).max_model_len or 0 for case in cases)
     except (BadTrace, ValueError) as error:
         raise UsageError(f"serve: {error}") from error
     from harness.device import find_device
+    from harness.registry import default_registry
     from harness.store import Appender, new_run
     from runtime.model import load
 
+    for row in (*split_names("--impl", arguments.impl), *([arguments.prefill] if arguments.prefill else ())):
+        default_registry().entries([row])  # a name that nothing has is told before a model is loaded
     device = find_device(arguments.device)
     device.make_current()
     model = load(arguments.model, dtype=arguments.dtype, device=device.name, seed=arguments.seed)
+    if longest > model.max_model_len:
+        raise UsageError(f"serve: {model.name} takes {model.max_model_len} tokens, prompt and output together (got {longest})")
     folder = new_run(arguments.out)
     store, records = Appender(folder), []
     try:
@@ -113,7 +120,7 @@ def cases_of(arguments: argparse.Namespace) -> Iterator[ServeCase]:
             name=f"serve.{model}.{arguments.requests}x{load}.c{concurrency}.b{block_size}", model=arguments.model,
             dtype=arguments.dtype, requests=arguments.requests, prompt=prompt, output=output, trace=trace,
             trace_digest=digest, seed=arguments.seed, block_size=block_size, max_num_seqs=concurrency,
-            max_num_tokens=max(arguments.max_num_tokens, concurrency), num_blocks=arguments.num_blocks,
+            max_num_tokens=arguments.max_num_tokens, num_blocks=arguments.num_blocks,
         )  # fmt: skip
 
 

@@ -54,12 +54,13 @@ def _paged_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tensors = (query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
     layer = {name: tensor for name, tensor in named.items() if tensor is not None}
-    out, lse = _results(*tensors)
-    form = find_form(tensors, layer, Asked(scale, layout, max_q_len, window, softcap))
+    out, lse = _results(*tensors, **layer)
+    asked = Asked(scale, layout, max_q_len, window, softcap)
+    form = find_form(tensors, layer, asked)
     if not (len(query) and len(seq_lens)):
         return out, lse
     if not query.is_cuda:
-        _run_on_host(form, tensors, layer, out, lse, max_q_len)
+        _run_on_host(form, tensors, layer, out, lse, asked)
     elif query.get_device() == torch.cuda.current_device():
         form.plan.run(_step(tensors, form.host), query, key_cache, value_cache, out, lse, **layer)
     else:
@@ -70,30 +71,40 @@ def _paged_attention(
 
 def _results(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
-    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, *_: object, **__: object,
+    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, *_: object, **named: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Allocate out and lse: all that a tracer sees of the operator. It knows no sizes, so what sizes rule out is told later."""
     if query.dim() != 3:
         raise ValueError(f"paged_attention: query must be [num_tokens, num_q_heads, head_dim] (got {tuple(query.shape)})")
-    if query.requires_grad and torch.is_grad_enabled():
+    wanted = (query, key_cache, value_cache, *named.values())
+    if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in wanted):
         raise RuntimeError("paged_attention: there is no backward; call it under torch.no_grad() or torch.inference_mode()")
     return query.new_empty(query.shape), query.new_empty(query.shape[:2], dtype=torch.float32)
 
 
 def _run_on_host(
     form: Form, tensors: tuple[torch.Tensor, ...], layer: dict[str, torch.Tensor], out: torch.Tensor, lse: torch.Tensor,
-    max_q_len: int,
+    asked: Asked,
 ) -> None:
     """On a CPU contents can be seen: they are planned by, and what must not be is refused."""
-    tables, seq_lens, starts = (t.numpy() for t in tensors[3:])
-    num_tokens, longest = int(starts[-1]), tables.shape[1] * form.block_size
-    for name, got, most in (
-        ("query_start_loc[-1]", num_tokens, len(out)), ("seq_lens", int(seq_lens.max()), longest),
-        ("query tokens of a sequence", int(np.diff(starts).max()), max_q_len),
-    ):  # fmt: skip
-        if got > most:
-            raise ValueError(f"paged_attention: {name} must be at most {most} (query, block_tables, max_q_len; got {got})")
     query, key_cache, value_cache = tensors[:3]
+    tables, seq_lens, starts = (t.numpy() for t in tensors[3:])
+    q_lens, num_tokens, longest = np.diff(starts), int(starts[-1]), tables.shape[1] * form.block_size
+    for name, got, least, most in (
+        ("query_start_loc[0]", starts[0], 0, 0), ("query_start_loc[-1]", num_tokens, 0, len(out)),
+        ("seq_lens", seq_lens.min(), 0, longest), ("seq_lens", seq_lens.max(), 0, longest),
+        ("query tokens of a sequence", q_lens.min(), 0, asked.max_q_len),
+        ("query tokens of a sequence", q_lens.max(), 0, asked.max_q_len),
+    ):  # fmt: skip
+        if not least <= got <= most:
+            rule = f"at least {least}" if got < least else f"at most {most}"
+            raise ValueError(f"paged_attention: {name} must be {rule} (query, block_tables, max_q_len; got {got})")
+    firsts = np.maximum(seq_lens - q_lens - asked.window + 1, 0) if asked.window else np.zeros_like(seq_lens)
+    begins = np.arange(tables.shape[1]) * form.block_size  # of each block, whose keys are seen or not
+    ids = tables[(begins < seq_lens[:, None]) & (begins + form.block_size > firsts[:, None])]
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(key_cache):
+        rule = f"block ids in use must be 0 to {len(key_cache) - 1}"
+        raise ValueError(f"paged_attention: {rule}, the cache's blocks (got {ids.min()} to {ids.max()})")
     step = _step(tensors, (tables, seq_lens, starts))
     form.plan.run(step, query[:num_tokens], key_cache, value_cache, out[:num_tokens], lse[:num_tokens], **layer)
 

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from harness.check import MAX_COUNT, TO_DTYPE, fill_unwritten, judge_attention, judge_exact, max_factor
+from harness.check import MAX_COUNT, TO_DTYPE, fill_unwritten, is_unwritten, judge_attention, judge_exact, max_factor
 from harness.hazards import PLAIN
 from harness.ops import operator
 from harness.ops.attention import AttentionCase
@@ -104,6 +104,19 @@ def test_a_truth_made_for_another_rounding_is_refused():
         judge(problem, online(problem), frozenset({"query"}), truth=problem.truth())
     with pytest.raises(ValueError, match="merges, normaliser, partials, probabilities, products, query, scales, tanh, warps"):
         judge(problem, online(problem), frozenset({"everything"}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_nan_that_was_computed_was_written(dtype):
+    """Converted by the instructions for one element and for many; the sentinel is a NaN, too."""
+    computed = torch.zeros(70) / torch.zeros(70)
+    untouched = torch.zeros(70, dtype=dtype)
+    fill_unwritten(untouched)
+
+    assert untouched.isnan().all()
+    assert is_unwritten(untouched).all()
+    for wrong in (computed, torch.full((70,), math.nan), -computed):
+        assert not is_unwritten(wrong.to(dtype)).any()
 
 
 def put(where, at, value):

@@ -140,7 +140,7 @@ def test_workspace_is_plain_outside_and_dirty_inside():
     alone = guards.workspace(6, torch.float32, "cpu")
 
     assert floats.isnan().all()
-    assert (counters == -1).all()
+    assert (counters == -2).all()
     assert [guarded.name for guarded in found] == ["workspace[0]", "workspace[1]"]
     assert alone.shape == (6,)
 

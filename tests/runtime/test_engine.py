@@ -12,8 +12,10 @@ from harness.names import UsageError
 from harness.registry import Unsupported
 from runtime import graphs
 from runtime.configs import CONFIGS
+from runtime.engine import Engine
 from runtime.model import UnsupportedModel, load
 from runtime.requests import InvalidRequest, Sampling
+from runtime.settings import Settings
 from runtime.steps import bucket_sizes
 from tests.runtime.served import NEW, Watched, greedy, model, needs_transformers, prompts, reference
 
@@ -47,13 +49,21 @@ def test_a_seed_gives_the_same_tokens_alone_batched_and_preempted():
 
 
 def test_another_seed_gives_other_tokens():
-    """And a tiny temperature gives the greedy ones."""
+    """Or a seed would be no seed."""
     (text,) = prompts(1)
     one, two = (tokens_of(Watched(model()), [Sampling(seed=seed, **DRAWN)], [text]) for seed in (0, 1))
-    cold = tokens_of(Watched(model()), [Sampling(max_tokens=24, temperature=1e-4, ignore_eos=True)], [text])
-
     assert one != two
-    assert list(cold[0][0]) == greedy(tuple(text)).tokens[:24]
+
+
+@pytest.mark.parametrize(
+    "narrow", [{"temperature": 1e-4}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-50}]
+)
+def test_what_leaves_one_token_is_greedy(narrow):
+    """A tiny temperature, one token, or no share to speak of, less than float32 holds."""
+    (text,) = prompts(1)
+    found = tokens_of(Watched(model()), [Sampling(max_tokens=24, ignore_eos=True, **narrow)], [text])
+
+    assert list(found[0][0]) == greedy(tuple(text)).tokens[:24]
 
 
 # Beams
@@ -124,6 +134,33 @@ def test_a_stream_yields_tokens_as_they_come():
     assert list(engine.scheduler.groups) == []
 
 
+def test_streams_side_by_side_lose_no_token():
+    """Each is read in turn, and a generate() goes between: the steps that one asks for bring tokens of all."""
+    texts = prompts(3)
+    engine = Watched(model())
+    streams = [engine.stream(text, Sampling(max_tokens=8, ignore_eos=True)) for text in texts[:2]]
+    heard = [[next(stream).token for stream in streams] for _ in range(3)]
+    engine.generate(texts[2:], Sampling(max_tokens=NEW, ignore_eos=True))
+    rest = [[event.token for event in stream] for stream in streams]
+
+    for index, text in enumerate(texts[:2]):
+        assert [*(each[index] for each in heard), *rest[index]] == greedy(tuple(text)).tokens[:8]
+
+
+def test_a_stream_tells_that_others_aborted_it():
+    """And its request's id, used again, is another request's."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    stream = engine.stream(first, Sampling(max_tokens=8, ignore_eos=True), "r")
+    next(stream)
+    engine.abort("r")
+    engine.submit(second, Sampling(max_tokens=4, ignore_eos=True), "r")
+    engine.finish()
+
+    assert [(event.token, event.finish) for event in stream] == [(None, "abort")]
+    assert engine.is_idle
+
+
 @pytest.mark.parametrize("sampling", [{}, {"n": 3, "temperature": 1.0}, {"num_beams": 3}])
 def test_an_abort_disturbs_nobody(sampling):
     """In the middle of its tokens; its blocks are free at once, and the other request's answer is right."""
@@ -139,6 +176,51 @@ def test_an_abort_disturbs_nobody(sampling):
     assert [event.finish for event in ends] == ["abort"] * len(ends)
     assert engine.manager.num_live_blocks < live
     assert engine.finish()["stays", 0][-20:] == greedy(tuple(second)).tokens[-20:]
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_step_that_fails_ends_all_requests_and_loses_nothing(monkeypatch, at):
+    """In the first step, where answers are to be forked, or later: no block is held, no place lost, and the engine goes on."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    engine.submit(second, Sampling(max_tokens=NEW), "other")
+    launch, steps = engine._launch, itertools.count()
+
+    def fails(batch):
+        if next(steps) == at:
+            raise RuntimeError("a kernel died")
+        return launch(batch)
+
+    monkeypatch.setattr(engine, "_launch", fails)
+    with pytest.raises(RuntimeError, match="a kernel died"):
+        engine.generate([first], Sampling(max_tokens=NEW, n=4, temperature=1.0))
+    engine.finish()
+
+    assert engine.is_idle
+    assert engine.manager.num_live_blocks == 0
+    assert sorted(engine.scheduler._states) == list(range(8))
+    assert tokens_of(engine, Sampling(max_tokens=NEW, ignore_eos=True), [second]) == [[tuple(greedy(tuple(second)).tokens)]]
+
+
+def test_an_interrupted_generate_ends_its_requests_alone(monkeypatch):
+    """Ctrl-C between two steps: others' requests go on."""
+    first, second = prompts(2)
+    engine = Watched(model())
+    engine.submit(second, Sampling(max_tokens=NEW, ignore_eos=True), "other")
+    step, steps = engine.step, itertools.count()
+
+    def interrupted():
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([first], Sampling(max_tokens=NEW))
+    monkeypatch.undo()
+
+    assert list(engine.scheduler.groups) == ["other"]
+    assert engine.finish()["other", 0][-20:] == greedy(tuple(second)).tokens[-20:]
 
 
 def test_blocks_are_copied_on_write_once_answers_part():
@@ -168,7 +250,10 @@ def test_a_model_serves_one_engine_at_a_time():
 
 @pytest.mark.parametrize(
     ("prompt", "rule"),
-    [([], "empty"), ([512], "token ids are below 512"), ([1] * 159, "at most 160 together"), ("text", "integers")],
+    [
+        ([], "empty"), ([512], "token ids are below 512"), ([1] * 159, "at most 160 together"), ("text", "integers"),
+        (7, "not iterable"),
+    ],
 )
 def test_a_bad_prompt_is_refused_and_others_go_on(prompt, rule):
     """generate() takes none of its prompts; what was submitted before is served."""
@@ -179,6 +264,51 @@ def test_a_bad_prompt_is_refused_and_others_go_on(prompt, rule):
         engine.generate([text, prompt], Sampling(max_tokens=4))
 
     assert engine.finish() == {("r", 0): greedy(tuple(text)).tokens}
+
+
+def test_an_id_that_the_engine_gives_is_nobodys():
+    """Also where somebody has called a request as the engine would."""
+    engine = Watched(model())
+    engine.submit([1], Sampling(max_tokens=2), "request-0")
+
+    assert engine.submit([1], Sampling(max_tokens=2)) == "request-1"
+    with pytest.raises(InvalidRequest, match="one for each of 2 prompts"):
+        engine.generate([[1], [2]], [Sampling(max_tokens=2)])
+
+
+def test_a_closed_engine_says_so():
+    """Closing it again is no error."""
+    engine = Watched(model())
+    engine.close()
+    engine.close()
+
+    with pytest.raises(UsageError, match="the engine is closed"):
+        engine.generate([[1]], Sampling(max_tokens=1))
+
+
+def test_changes_are_made_to_given_settings():
+    """Not forgotten; and what is no Sampling is refused."""
+    engine = Engine(model(), Settings(num_blocks=8, max_num_seqs=2, max_model_len=32, max_num_tokens=16), num_blocks=5)
+
+    assert (engine.manager.num_physical_blocks, engine.settings.max_num_seqs) == (5, 2)
+    with pytest.raises(InvalidRequest, match=r"sampling must be a Sampling \(got a dict"):
+        engine.submit([1], {"max_tokens": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"temperature": 1e-320}, "temperature must be a number, 0"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": 1, "top_p": float("nan")}, "top_p must be"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+    ],
+)
+def test_a_sampling_that_cannot_be_meant_is_refused(changes, rule):
+    """Under the name of the setting at fault."""
+    with pytest.raises(InvalidRequest, match=rule):
+        Sampling(**changes)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +351,9 @@ def test_a_pool_of_no_stated_size_holds_all_sequences_at_once():
         ("{folder}/sliding.json", "sliding windows are not supported"),
         ("{folder}/dynamic.json", "rope_type 'dynamic'"),
         ("{folder}/broken.json", "not JSON"),
+        ("{folder}/heads.json", r"num_attention_heads must be a multiple of num_key_value_heads \(got 3, 2\)"),
+        ("{folder}/negative.json", "transformers cannot make it: .*negative dimension"),
+        ("{folder}/damaged", "transformers cannot make it: .*header"),
     ],
 )
 def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
@@ -229,15 +362,31 @@ def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
     files = {
         "config": tiny,
         "llama": {**tiny, "model_type": "llama"},
+        "heads": {**tiny, "num_attention_heads": 3},
+        "negative": {**tiny, "hidden_size": -5},
         "sliding": {**tiny, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
         "dynamic": {**tiny, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     }
     for file, fields in files.items():
         (tmp_path / f"{file}.json").write_text(json.dumps(fields))
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text(json.dumps(tiny))
+    (tmp_path / "damaged" / "model.safetensors").write_text("no header is as large as this text says")
 
     with pytest.raises(UnsupportedModel, match=rule):
         load(name.format(folder=tmp_path), dtype="f32")
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path):
+    """transformers would make them at random, and serve noise."""
+    weights = reference().state_dict()
+    for layer in (0, 1):
+        del weights[f"model.layers.{layer}.self_attn.q_proj.weight"]
+    reference().save_pretrained(tmp_path, state_dict=weights)
+
+    with pytest.raises(UnsupportedModel, match=r"lack model.layers.0.self_attn.q_proj.weight and 1 more"):
+        load(str(tmp_path), dtype="f32")
 
 
 def test_a_checkpoint_is_loaded_from_its_folder(tmp_path):

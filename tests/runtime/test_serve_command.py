@@ -97,12 +97,39 @@ def test_an_engine_that_fails_is_a_row_that_failed(tmp_path, monkeypatch):
         (("--concurrency", "0"), "--concurrency must be whole numbers"),
         (("--requests", "0"), "requests must be a whole number of at least 1"),
         (("--repeats", "0"), "--repeats must be at least 1"),
+        (("--max-num-tokens", "0"), "max_num_tokens must be a whole number of at least 1"),
+        (("--max-num-tokens", "1"), "max_num_tokens must be at least max_num_seqs"),
+        (("--memory-share", "2"), "memory_share must be above 0 and at most 1"),
+        (("--num-blocks", "0"), "num_blocks must be at least 1"),
+        (("--impl", "torch.gathr"), "no implementation matches 'torch.gathr'"),
+        (("--prefill", "torch.gather[XYZ]"), "no implementation matches"),
     ],
 )
 def test_words_that_cannot_be_meant_are_refused(words, rule, tmp_path):
     """Before a model is loaded."""
     with pytest.raises(UsageError, match=rule):
         run(door, "--device", "cpu", "--out", str(tmp_path), *words)
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [("0,0,3", "prompt and output 1 to"), ("nan,5,3", "arrival must be finite"), ("", "no requests below")],
+)
+def test_a_trace_that_cannot_be_served_is_refused_before_a_model_is_loaded(line, rule, tmp_path):
+    """As wrong usage, not as a row that failed."""
+    trace = tmp_path / "bad.csv"
+    trace.write_text(f"arrival,prompt,output\n{line}\n")
+    with pytest.raises(UsageError, match=rule):
+        run(door, "--dry", "--model", "/nowhere", "--trace", str(trace), "--out", str(tmp_path))
+
+
+@needs_transformers
+def test_a_load_longer_than_the_model_is_refused(tmp_path):
+    """Before anything is made of its lengths: a prompt of two thousand million tokens is eight gigabytes."""
+    trace = tmp_path / "long.csv"
+    trace.write_text("arrival,prompt,output\n0,2000000000,3\n")
+    with pytest.raises(UsageError, match=r"takes 4096 tokens, prompt and output together \(got 2000000003"):
+        run(door, "--dry", "--device", "cpu", "--trace", str(trace), "--out", str(tmp_path))
 
 
 def test_lengths_come_from_words_traces_and_files(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import types
 
@@ -109,6 +110,29 @@ def test_one_plan_serves_capacities_up_to_a_power_of_two():
         counts.append(len(op_plan._plans))
 
     assert counts == [1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_blocks_may_be_strided(layout):
+    """As those of a cache that holds all layers side by side."""
+    tensors = arguments(layout=layout)
+    strided = [torch.stack([cache, torch.full_like(cache, torch.nan)], dim=1)[:, 0] for cache in tensors[1:3]]
+
+    got = attend(tensors[0], *strided, *tensors[3:], layout=layout.name)
+    want = attend(*tensors, layout=layout.name)
+
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+def test_what_stands_before_a_window_is_not_looked_at():
+    """A block that an engine has taken back may have any id in its place."""
+    tensors = arguments()
+    tensors[4].fill_(30)
+    want = attend(*tensors, window=5)[0]
+    tensors[3][:, 0] = -1
+
+    assert torch.equal(attend(*tensors, window=5)[0], want)
 
 
 def test_rows_of_padding_belong_to_no_sequence():
@@ -245,6 +269,8 @@ def test_tables_may_share_blocks():
         ({"alibi_slopes": torch.ones(8)[::2]}, "alibi_slopes must be contiguous"),
         ({"window": 0}, "window must be None or at least 1"),
         ({"softcap": 0.0}, "softcap must be None or above 0"),
+        ({"softcap": math.inf}, "softcap must be None or above 0 and finite"),
+        ({"scale": math.nan}, "scale must be None or finite"),
     ],
     ids=str,
 )
@@ -277,6 +303,11 @@ def test_scales_without_a_quantised_cache_are_refused():
         (5, lambda t: t[:3], r"query_start_loc must have shape \(4,\)"),
         (4, lambda t: t + 100, "seq_lens must be at most 32"),
         (5, lambda t: t * 2, r"query_start_loc\[-1\] must be at most 3"),
+        (3, lambda t: t - 100, "block ids in use must be 0 to 23, the cache's blocks"),
+        (3, lambda t: t + 100, r"block ids in use must be 0 to 23, the cache's blocks \(got 1"),
+        (4, lambda t: t - 100, "seq_lens must be at least 0"),
+        (5, lambda t: t.clamp(min=1), r"query_start_loc\[0\] must be at most 0"),
+        (5, lambda t: t[[0, 2, 1, 3]], "query tokens of a sequence must be at least 0"),
     ],
 )
 def test_tensors_that_do_not_go_together_are_refused(place, change, rule):
@@ -312,15 +343,16 @@ def test_more_query_tokens_than_announced_are_refused():
     attend(*tensors, max_q_len=2)
 
 
-def test_a_gradient_is_refused():
-    """Instead of one that is silently zero."""
-    tensors = arguments()
-    tensors[0].requires_grad_()
+@pytest.mark.parametrize("of", [0, 2, "sinks"])
+def test_a_gradient_is_refused(of):
+    """Instead of one that is silently zero: of the query, a cache, or what a layer adds."""
+    tensors, layer = arguments(), {"sinks": torch.ones(4)}
+    (layer if of == "sinks" else tensors)[of].requires_grad_()
 
     with pytest.raises(RuntimeError, match="no backward"):
-        attend(*tensors)
+        attend(*tensors, **layer)
     with torch.no_grad():
-        attend(*tensors)
+        attend(*tensors, **layer)
 
 
 def test_where_nothing_fits_every_reason_is_told(monkeypatch):
