@@ -242,3 +242,30 @@ def test_align_sees_wrong_attention(monkeypatch, capsys):
     monkeypatch.setattr(StepAttention, "launch", lambda *args: torch.mul(launch(*args), 0.99))
 
     assert run(align, "qwen3-tiny", "--device", "cpu", "--tokens", "20") == 1
+
+
+def test_align_takes_no_nan_for_agreement(monkeypatch, capsys):
+    """In steps of one token alone: the other way through the engine is right."""
+    launch = StepAttention.launch
+
+    def decodes_nothing(self, query, *tensors):
+        return launch(self, query, *tensors) * (torch.nan if len(query) == 1 else 1)
+
+    monkeypatch.setattr(StepAttention, "launch", decodes_nothing)
+
+    assert run(align, "qwen3-tiny", "--device", "cpu", "--tokens", "20") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--tokens", "0"), "--tokens must be at least 1"),
+        (("--block-size", "0"), "--block-size must be at least 1"),
+        (("--tokens", "5000"), "must be at most 4096 together"),
+        (("--impl", "cuda.per_token"), "runs on cuda only"),
+    ],
+)
+def test_align_refuses_what_cannot_be_meant(words, rule):
+    """In a sentence."""
+    with pytest.raises(UsageError, match=rule):
+        run(align, "qwen3-tiny", "--device", "cpu", *words)
