@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -205,7 +206,7 @@ def test_a_row_that_fails_for_what_another_one_did_is_right_alone(stand_in, star
 @pytest.mark.parametrize(("name", "num_workers"), [("fails", 2), ("lacks", 1), ("exit3", 4)])
 def test_an_implementation_that_fails_alone_is_believed(stand_in, starts, name, num_workers):
     """It is tried once more for one of its rows; what fails to compile or to be found is not tried again at all."""
-    cases = [BlockCopyCase(**{**TINY.__dict__, "name": f"copy.{i}"}) for i in range(3)]
+    cases = [dataclasses.replace(TINY, name=f"copy.{i}") for i in range(3)]
     records = list(Supervisor(work("right", name, cases=cases)).records())
 
     assert [record.status for record in records if record.impl == f"toy.{name}"] == ["failed"] * 3
