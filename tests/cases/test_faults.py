@@ -60,7 +60,7 @@ def test_large_blocks_reach_2_31_with_small_ids():
 
 def refused(case, layouts, free_bytes):
     """Which of these layouts' rows a GPU with so much free memory would skip."""
-    device = SimpleNamespace(kind="cuda", name="cuda:0", free_bytes=lambda: free_bytes)
+    device = SimpleNamespace(kind="cuda", name="cuda:0", memory_bytes=150e9, free_bytes=lambda: free_bytes)
     limits = Limits(features=frozenset(FEATURES))
     impl = Impl(name="any", op=case.op, prepare="nowhere:prepare", layouts=tuple(layouts), limits=limits)
     rows = [Row(case, Entry(impl, layout), device, None) for layout in layouts]
