@@ -22,6 +22,7 @@ from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Inputs, Staged
 from harness.ops.layouts import LAYOUTS, Layout
+from harness.patience import why_too_long
 from harness.record import Samples
 from harness.registry import TAILS
 from harness.relations import Shelf
@@ -38,10 +39,6 @@ ROTATION_BYTES = {"cuda": 8 << 30, "cpu": 256 << 20}
 #: Bytes of outputs, at most, that rows have to themselves while they are timed. A row that has waits for late changes to them
 #: with all others, and not alone.
 OUTPUT_BYTES = {"cuda": 4 << 30, "cpu": 128 << 20}
-#: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
-CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
-#: And how many sequences, and rows of one query head and token, it makes and judges in that time.
-CPU_SEQS, CPU_ROWS = 20_000, 2_000_000
 #: A row that takes so many times as long as the fastest of its case holds no window for power unless asked to.
 POWER_TIMES = 2
 
@@ -137,35 +134,8 @@ class CaseRun:
                 f"needs about {needed / 1e9:.1f} GB on {self.device.name} with the layouts before it, "
                 f"{free / 1e9:.1f} GB are free (a run of this layout alone needs less)"
             )
-        return None if self.session.options.patient else self._too_long(row)
-
-    def _too_long(self, row: Row) -> tuple[str, str] | None:
-        case = self.case
-        if self.device.kind == "cpu":
-            if case.cache_bytes > CPU_CACHE_BYTES:
-                return "skipped", (
-                    f"would take minutes on a CPU: {case.cache_bytes / 1e6:.0f} MB of cache a layer "
-                    f"(at most {CPU_CACHE_BYTES / 1e6:.0f}; --patient runs it)"
-                )
-            if case.flops > CPU_FLOPS:
-                return "skipped", (
-                    f"would take minutes on a CPU: {case.flops / 1e9:.1f} GFLOP "
-                    f"(at most {CPU_FLOPS / 1e9:.0f}; --patient runs it)"
-                )
-            seqs, rows = getattr(case, "num_seqs", 0), getattr(case, "num_tokens", 0) * getattr(case, "num_q_heads", 0)
-            if seqs > CPU_SEQS or rows > CPU_ROWS:
-                return "skipped", (
-                    f"would take minutes on a CPU: {seqs} sequences, {rows} rows of a query head "
-                    f"(at most {CPU_SEQS} and {CPU_ROWS}; --patient runs it)"
-                )
-        limit = row.entry.impl.max_work.get(self.device.kind, math.inf)
-        work = max(case.flops, case.traffic_bytes)
-        if work > limit:
-            return "skipped", (
-                f"would take minutes: {work / 1e6:.0f} million operations, {row.entry.impl.name} on {self.device.kind} "
-                f"is given at most {limit / 1e6:.0f} million (--patient runs it)"
-            )
-        return None
+        too_long = None if self.session.options.patient else why_too_long(self.case, row.entry.impl, self.device.kind)
+        return ("skipped", too_long) if too_long else None
 
     def _needed_bytes(self, row: Row) -> int:
         """What the case's tensors take while this row is worked: in its layout, and in those of the rows before it."""
