@@ -17,7 +17,7 @@ from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
 from harness.ops.dtypes import movable
 from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched, outputs
-from harness.trial import Trial
+from harness.trial import Trial, lend, lend_layer
 from harness.truth import AttentionTruth
 from harness.words import of_error
 
@@ -108,15 +108,46 @@ def clean_pool(subject: Subject) -> Iterator[Answer]:
 
 def same_addresses(subject: Subject) -> Iterator[Answer]:
     """Another batch behind the addresses of the first: what was remembered by address is the other one's."""
-    plain, trial = _Plain(subject), subject.trial
     second = cast("StagedAttention", subject.other_batch())
+    yield _behind(subject, second, lambda first: subject.trial.launch(first, 0))
+
+
+def replay(subject: Subject) -> Iterator[Answer]:
+    """A captured launch, planned anew for shorter sequences behind the same addresses, and replayed: as an engine's step is."""
+    subject.require_cuda()
+    impl, plain = subject.entry.impl, _Plain(subject)
+    if not (impl.graph and impl.replays):
+        raise NotRun(f"the entry says {'replays' if impl.graph else 'graph'}=False")
+    case, first = plain.case, plain.staged
+    lens = tuple(max(min(q_len, n), n // 2) for n, q_len in zip(case.seq_lens, case.q_lens, strict=True))
+    shorter = dataclasses.replace(case, seq_lens=lens, prefix=())
+
+    def make() -> StagedAttention:
+        return plain.vary(shorter, tables=plain.step.host_block_tables).stage(subject.entry.layout)
+
+    second = cast("StagedAttention", subject.varied("shorter", make))
+    subject.trial.plan(first.step)
+    captured = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(captured):
+        subject.trial.prepared.launch(*lend(first.arguments(0)), **lend_layer(first.keywords(0)))
+
+    def launch(first: StagedAttention) -> None:
+        first.soil(0)
+        captured.replay()
+
+    yield _behind(subject, second, launch)
+
+
+def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedAttention], None]) -> Answer:
+    """Plan and `launch` the second batch in the first one's tensors: the answer is to be the one that it gets alone."""
+    trial, first = subject.trial, cast("StagedAttention", subject.staged)
     alone = launched(trial, second)
-    first = plain.staged
     swap(first.read, second.read)
     try:
         hosts = {name: getattr(second.step, name) for name in ("host_block_tables", "host_seq_lens", "host_query_start_loc")}
         trial.plan(dataclasses.replace(first.step, **hosts))
-        trial.launch(first, 0)
+        launch(first)
         words = outputs(trial, first)
     finally:
         swap(first.read, second.read)
@@ -126,7 +157,7 @@ def same_addresses(subject: Subject) -> Iterator[Answer]:
             guarded.words.copy_(saved)
         return second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse)
 
-    yield Answer(words, alone, judge)
+    return Answer(words, alone, judge)
 
 
 def batch_order(subject: Subject) -> Iterator[Answer]:
@@ -333,7 +364,7 @@ def layers(subject: Subject) -> Iterator[Answer]:
 ATTENTION: dict[str, Relation] = {
     relation.__name__: relation
     for relation in (
-        block_permutation, clean_pool, same_addresses, batch_order, shared_prefix, layers, halves, strided_query,
+        block_permutation, clean_pool, same_addresses, replay, batch_order, shared_prefix, layers, halves, strided_query,
         strided_cache, block_size, splits,
     )
 }

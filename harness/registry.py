@@ -42,6 +42,7 @@ RELATIONS = {
     "block_permutation": "tolerance",
     "clean_pool": "tolerance",
     "same_addresses": "tolerance",
+    "replay": "tolerance",
     "batch_order": "tolerance",
     "shared_prefix": "tolerance",
     "layers": "tolerance",
@@ -166,6 +167,8 @@ class Impl:
     layouts      cache layouts it takes; each is measured as a row of its own
     devices      kinds of device it runs on: "cpu", "cuda"
     graph        whether `launch` can be captured in a CUDA graph
+    replays      whether a captured launch, replayed, follows a later `plan` of as many query tokens in the same tensors: its
+                 grid and addresses depend on capacities alone. An engine replays decode steps of such entries only
     lse          whether `launch` writes lse; without, attention is judged by its output alone, and the ledger says so
     tails        "finite" where NaN or infinity in a slot that holds no token would reach its output, which multiplies what
                  it masks by 0: its rows have ordinary values there, and their ledger says so; "window" where that is so of
@@ -190,6 +193,7 @@ class Impl:
     limits: Limits = Limits()
     devices: tuple[str, ...] = ("cpu", "cuda")
     graph: bool = True
+    replays: bool = False
     lse: bool = True
     tails: str = "anything"
     quantises: frozenset[str] = frozenset()

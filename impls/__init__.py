@@ -50,25 +50,25 @@ IMPLS: tuple[Impl, ...] = (
     ),
     # attention, CUDA C++
     Impl(
-        name="cuda.per_token", op="attention", claims=DETERMINISTIC,
+        name="cuda.per_token", op="attention", replays=True, claims=DETERMINISTIC,
         prepare="impls.cuda.per_token:prepare", layouts=PAGED, devices=("cuda",),
         limits=Limits(max_head_dim=512, features=EVERYTHING), available="impls.cuda.jit:why_missing",
         note="one warp a query head, tokens in order",
     ),
     Impl(
-        name="cuda.block_parallel", op="attention", claims=DETERMINISTIC,
+        name="cuda.block_parallel", op="attention", replays=True, claims=DETERMINISTIC,
         prepare="impls.cuda.block_parallel:prepare", layouts=(HND, NHD, KV_NHD),
         devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
         note="one CTA a KV head, warps over blocks, one read for the group",
     ),
     Impl(
-        name="cuda.split_kv", op="attention", claims=DETERMINISTIC,
+        name="cuda.split_kv", op="attention", replays=True, claims=DETERMINISTIC,
         prepare="impls.cuda.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
         devices=("cuda",), limits=Limits(head_dim_multiple=8, max_head_dim=256), available="impls.cuda.jit:why_missing",
         params={"splits": (0, 1, 2, 4, 8, 16, 32, 64)}, note="block_parallel, sequences cut over CTAs, then merged",
     ),
     Impl(
-        name="cuda.tensor_core", op="attention", prepare="impls.cuda.tensor_core:prepare",
+        name="cuda.tensor_core", op="attention", replays=True, prepare="impls.cuda.tensor_core:prepare",
         layouts=(HND_SWIZZLED, HND, NHD, KV_NHD), devices=("cuda",),
         limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=8, features=EVERYTHING),
         available="impls.cuda.tensor_core:why_no_tensor_cores",
@@ -79,7 +79,7 @@ IMPLS: tuple[Impl, ...] = (
         note="persistent, equal shares of all sequences, heads and query tokens in the tensor cores' tile",
     ),
     Impl(
-        name="cuda.prefill", op="attention", claims=DETERMINISTIC, timed_from=2,
+        name="cuda.prefill", op="attention", replays=True, claims=DETERMINISTIC, timed_from=2,
         prepare="impls.cuda.prefill:prepare", layouts=(HND, NHD, KV_NHD, HND_SWIZZLED), devices=("cuda",),
         limits=Limits(dtypes={"f16", "bf16"}, head_dims={64, 128, 256}), available="impls.cuda.prefill:why_no_wgmma",
         params={
@@ -91,7 +91,7 @@ IMPLS: tuple[Impl, ...] = (
     # attention, Triton
     Impl(
         # Interpreted, the last bits of a row depend on its place in a product, and `layers` moves heads.
-        name="triton.split_kv", op="attention", claims={**DETERMINISTIC, "layers": "tolerance"},
+        name="triton.split_kv", op="attention", replays=True, claims={**DETERMINISTIC, "layers": "tolerance"},
         prepare="impls.triton.split_kv:prepare", layouts=(HND, NHD, KV_NHD),
         limits=Limits(max_head_dim=512), available="impls.triton.interpreter:why_missing",
         # K and V lie behind a table entry: Triton's pipeline holds one tile of them at 3 or 4 stages, two from 5 on.

@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs: captured once a bucket, replayed with what the buffers say then.
 
 A replay launches what was captured, so it is right only where an entry's launch follows tables and lengths on the device
-(or from buffers that its plan fills). Nothing in the registry says so; `why_no_replay` tries it.
+(or from buffers that its plan fills). An entry says that it is so; `why_no_replay` tries it here. Whoever does not say so is
+not tried: a launch that reads what a later plan has freed may fault, and a fault ends the process's use of the device.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def why_no_replay(
     impl, shape = kernels.decode.impl, kernels.shape
     if not impl.graph:
         return f"{impl.name} cannot be captured in a CUDA graph"
+    if not impl.replays:
+        return f"{impl.name} does not say that a replay follows lengths that have changed (replays=True)"
     num_blocks = min(shape.num_blocks, shape.blocks_per_seq, TRIED_BLOCKS)
     tried = (key_cache[:num_blocks], value_cache[:num_blocks])
     try:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from impls.cuda.jit import Kernel
 
+NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _PARAMETER = re.compile(r"[PiIqQfd]|\d+s")
 
 
@@ -58,8 +59,9 @@ class Launcher:
         self._entry, self._shared_bytes = kernel.entry, shared_bytes
         self._packer = Packer(signature)
         self._launch = driver.cuLaunchKernel
-        with torch.cuda.device(kernel.device):
-            torch.empty(1, device=kernel.device)  # makes torch's context the current one: tensors and streams live in it
+        self._device = device_index(str(kernel.device))
+        with torch.cuda.device(self._device):
+            self._enter(driver)
             self._load(driver, kernel)
 
     def __call__(self, grid: tuple[int, int, int], threads: int, stream: int, *values: Any) -> None:
@@ -68,11 +70,24 @@ class Launcher:
         if not (x and y and z):
             return
         self._packer.pack(*values)
-        answer = self._launch(
-            self._function, x, y, z, threads, 1, 1, self._shared_bytes, stream, self._packer.address, 0
-        )
+        arguments = (self._function, x, y, z, threads, 1, 1, self._shared_bytes, stream, self._packer.address, 0)
+        answer = self._launch(*arguments)
+        if answer[0] == NO_CONTEXT:  # a thread that has not used its device yet
+            from cuda.bindings import driver
+
+            self._enter(driver)
+            answer = self._launch(*arguments)
         if answer[0]:
             self._must(f"cuLaunchKernel of grid {grid}, {threads} threads", answer)
+
+    def _enter(self, driver: Any) -> None:
+        """Make the context that torch uses the thread's own: tensors and streams live in it.
+
+        A new thread has none until a call of the runtime needs one, which taking memory that torch has in stock is not.
+        """
+        device = self._must("cuDeviceGet", driver.cuDeviceGet(self._device))
+        context = self._must("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(device))
+        self._must("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
 
     def _load(self, driver: Any, kernel: Kernel) -> None:
         self._library = self._must("cuLibraryLoadData", driver.cuLibraryLoadData(kernel.cubin, [], [], 0, [], [], 0))
@@ -88,8 +103,9 @@ class Launcher:
         sizes: list[int] = []
         while True:
             status, _, size = driver.cuKernelGetParamInfo(handle, len(sizes))
-            if status:
+            if status == driver.CUresult.CUDA_ERROR_INVALID_VALUE:  # there are no more
                 break
+            self._must("cuKernelGetParamInfo", (status,))
             sizes.append(size)
         if sizes != self._packer.sizes:
             raise CudaError(f"{self._entry}: the signature's parameters have {self._packer.sizes} bytes, the kernel's {sizes}")

@@ -7,9 +7,10 @@ import re
 import struct
 
 import pytest
+from cuda.bindings.driver import CUresult
 
 from impls.cuda import attention, jit, prefill, split_kv, tensor_core
-from impls.cuda.launch import Packer
+from impls.cuda.launch import CudaError, Launcher, Packer
 
 
 def test_each_pointer_leads_to_its_value():
@@ -70,3 +71,60 @@ def test_signature_is_the_kernels_parameter_list(source, signature):
     kinds = ["P" if "*" in parameter else letters[parameter.strip().rpartition(" ")[0]] for parameter in parameters]
 
     assert "".join(kinds) == signature.replace(" ", "")
+
+
+class Driver:
+    """A driver whose calls answer from a list, and are noted."""
+
+    CUresult = CUresult
+
+    def __init__(self, **answers):
+        self.answers, self.calls = answers, []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            answers = self.answers.get(name, [(CUresult.CUDA_SUCCESS, 0)])
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+
+        return call
+
+
+def loaded(monkeypatch, driver, signature="Pi"):
+    """A launcher that was loaded by `driver`."""
+    import cuda.bindings
+
+    monkeypatch.setattr(cuda.bindings, "driver", driver)
+    launcher = Launcher.__new__(Launcher)
+    launcher._entry, launcher._shared_bytes, launcher._device, launcher._function = "kernel", 0, 0, 0
+    launcher._packer, launcher._launch = Packer(signature), driver.cuLaunchKernel
+    return launcher
+
+
+def test_a_thread_that_has_not_used_its_device_enters_it(monkeypatch):
+    """torch may give it memory without a call of the driver; a launch then finds no context, and makes torch's its own."""
+    driver = Driver(cuLaunchKernel=[(CUresult.CUDA_ERROR_INVALID_CONTEXT,), (CUresult.CUDA_SUCCESS,)])
+    launcher = loaded(monkeypatch, driver)
+    launcher((1, 1, 1), 32, 0, 1, 2)
+
+    entered = ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"]
+    assert driver.calls == ["cuLaunchKernel", *entered, "cuLaunchKernel"]
+
+
+def test_parameters_that_the_driver_does_not_tell_are_its_error(monkeypatch):
+    """Not a kernel without parameters: whoever asks without a context is told so."""
+    status = CUresult.CUDA_ERROR_INVALID_CONTEXT
+    driver = Driver(cuKernelGetParamInfo=[(status, 0, 0)], cuGetErrorString=[(CUresult.CUDA_SUCCESS, b"invalid context")])
+    launcher = loaded(monkeypatch, driver)
+
+    with pytest.raises(CudaError, match="cuKernelGetParamInfo answered CUDA_ERROR_INVALID_CONTEXT: invalid context"):
+        launcher._check_signature(driver, 0)
+
+
+def test_a_signature_is_held_against_the_kernels(monkeypatch):
+    """By the sizes that the driver tells, until it says that there are no more."""
+    sizes = [(CUresult.CUDA_SUCCESS, 0, 8), (CUresult.CUDA_SUCCESS, 8, 8), (CUresult.CUDA_ERROR_INVALID_VALUE, 0, 0)]
+    driver = Driver(cuKernelGetParamInfo=sizes)
+
+    with pytest.raises(CudaError, match=r"have \[8, 4\] bytes, the kernel's \[8, 8\]"):
+        loaded(monkeypatch, driver)._check_signature(driver, 0)

@@ -218,7 +218,7 @@ def test_the_right_hold_every_relation(case, layout):
     assert set(note) == set(RELATIONS)
     assert all(held in ("bitwise", "tolerance") or held.startswith("not run: ") for held in note.values())
     assert note["repeat"] == "bitwise"
-    assert note["graph"] == note["side_stream"] == NO_GPU
+    assert note["graph"] == note["side_stream"] == note["replay"] == NO_GPU
     assert note["halves"].startswith("not run") == (case is CHUNKED or layout is CONTIGUOUS)
 
 
@@ -348,3 +348,53 @@ def test_claims_are_of_known_relations(claims):
 def test_every_relation_has_a_default_claim():
     """The table of claims and the relations themselves name the same."""
     assert set(RELATIONS) == set(relations.GENERAL) | set(ATTENTION)
+
+
+class Captured:
+    """What stands for a CUDA graph on a CPU: it launches again, with the plan of then or of now."""
+
+    def __init__(self, prepared, follows):
+        self.prepared, self.follows = prepared, follows
+
+    @contextlib.contextmanager
+    def capture(self, graph):
+        launch, step = self.prepared.launch, self.prepared.step
+
+        def replay():
+            self.prepared.step = self.prepared.step if self.follows else step
+            launch(*self.arguments)
+
+        self.prepared.launch = lambda *arguments: setattr(self, "arguments", arguments)
+        yield
+        self.prepared.launch, self.replay = launch, replay
+
+
+@pytest.mark.parametrize("layout", [HND, NHD], ids=str)
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_replay_that_does_not_follow_its_plan_is_found(follows, layout, monkeypatch):
+    """An engine plans anew before each replay; who reads the lengths of the capture is wrong."""
+    monkeypatch.setattr(Subject, "require_cuda", lambda subject: None)
+
+    def graph():
+        made = Captured(Captured.prepared, follows)
+        monkeypatch.setattr(torch.cuda, "graph", made.capture)
+        return made
+
+    def load(impl):
+        return lambda spec: setattr(Captured, "prepared", Right(spec)) or Captured.prepared
+
+    monkeypatch.setattr(Impl, "load", load)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    note, why = hold(toy("right", replays=True), layout=layout, only="replay", monkeypatch=monkeypatch)
+
+    assert (note["replay"] == "bitwise") == follows
+    assert (why is None) == follows
+
+
+def test_who_does_not_say_that_replays_follow_is_not_asked(monkeypatch):
+    """And the record says so."""
+    monkeypatch.setattr(Subject, "require_cuda", lambda subject: None)
+    note, why = hold(toy("right"), only="replay", monkeypatch=monkeypatch)
+
+    assert (note, why) == ({"replay": "not run: the entry says replays=False"}, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -470,6 +471,9 @@ def test_an_entry_whose_launches_cannot_be_replayed_is_found_out(monkeypatch, ma
     """Its steps are launched one by one, and the engine says why; the trial leaves zeros in the caches."""
     engine = Watched(model(), max_num_seqs=max_num_seqs)
     arguments = (engine.kernels, engine.runner.decode_buffers, *(caches[0] for caches in engine._mover._caches))
+    assert "does not say that a replay follows" in graphs.why_no_replay(*arguments)  # nor is it tried
+    entry = engine.kernels.decode
+    engine.kernels.decode = dataclasses.replace(entry, impl=dataclasses.replace(entry.impl, replays=True))
     monkeypatch.setattr(graphs, "capture", lambda run, pool=None: (Replayed(run), run()))
     assert graphs.why_no_replay(*arguments) is None
     monkeypatch.setattr(graphs, "capture", frozen)
