@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 ROWS_IN_REGISTERS = 16  # query rows of a warp of which registers hold the query, too; half of it above a head_dim of 128
 CREWS = (1, 2, 4)       # warps that may share a ring
-SHORT_SHARE = 4         # tiles of a crew, below which they are cut smaller
+SHORT_SHARE = 1         # tiles of a crew, below which they are cut smaller
+LONG_SEQUENCE = 8       # tiles of each warp in one sequence, from which on all warps of a CTA take it together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,17 +151,27 @@ def count_stages(shape: Shape, crew: int, tile: int, stages: int) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int, most: int) -> int:
-    """As in tensor_core.py, by the tiles of a crew."""
-    return max(min(most // 2, 4), crew) if count_share(spec, parts, crew, tile, num_warps) >= LONG_SHARE else most
+    """As in tensor_core.py, by the tiles of a crew; but all warps also where every sequence is long, and warps work alone."""
+    if count_share(spec, parts, crew, tile, num_warps) < LONG_SHARE:
+        return most
+    longest = seen_tokens(spec, tile)
+    alike = 2 * spec.num_blocks * spec.block_size >= spec.max_num_seqs * longest  # a smaller pool is for few long ones
+    if crew == 1 and alike and longest >= LONG_SEQUENCE * most * tile:
+        return most
+    return max(min(most // 2, 4), crew)
 
 
 def count_share(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int) -> float:
     """Tiles of a crew, at most: the pool, windows and lengths bound how much there is."""
-    longest = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
-    if spec.window is not None:
-        longest = min(longest, spec.window + spec.max_q_len - 1 + tile)
+    longest = seen_tokens(spec, tile)
     tiles = min(spec.max_num_seqs * math.ceil(longest / tile), math.ceil(spec.num_blocks * spec.block_size / tile))
     return tiles * spec.num_kv_heads * parts * crew / num_warps
+
+
+def seen_tokens(spec: AttentionSpec, tile: int) -> int:
+    """Tokens of the longest sequence that some query token sees, as far as a spec tells, in whole tiles."""
+    longest = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
+    return longest if spec.window is None else min(longest, spec.window + spec.max_q_len - 1 + tile)
 
 
 def fit(shape: Shape, asked: Asked, candidates: Iterable[Crews], max_num_seqs: int, shared_limit: int) -> Crews | None:

@@ -67,7 +67,7 @@ def test_rings_hold_as_many_bytes_whatever_they_hold(layout, kv_dtype, queries, 
 
 
 @pytest.mark.parametrize(
-    ("num_seqs", "seq_len", "tile"), [(64, 8192, 32), (1, 131072, 32), (32, 1024, 32), (8, 2048, 16), (1, 2048, 16)]
+    ("num_seqs", "seq_len", "tile"), [(64, 8192, 32), (1, 131072, 32), (32, 1024, 32), (16, 512, 32), (1, 2048, 16)]
 )
 def test_short_shares_of_8_bit_caches_are_cut_smaller(num_seqs, seq_len, tile):
     """So that there is one for each warp, and they are equal."""
@@ -80,7 +80,23 @@ def test_a_window_bounds_how_long_shares_are():
     windowed = plan(spec_of(8, 131072, window=1024))
 
     assert windowed.team == plan(spec_of(8, 1024, softcap=1.0)).team == 8
-    assert plan(spec_of(8, 131072, softcap=1.0)).team == 4
+    assert plan(dataclasses.replace(spec_of(64, 131072, window=1024))).team == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "team"),
+    [
+        (spec_of(64, 8192, kv_dtype="e4m3"), 8),
+        (spec_of(256, 1024, kv_dtype="e4m3"), 4),
+        (dataclasses.replace(spec_of(64, 65536, kv_dtype="e4m3"), num_blocks=20_000), 4),
+        (spec_of(64, 8192, max_q_len=8), 8),
+        (spec_of(64, 8192, max_q_len=8, num_q_heads=64), 4),
+    ],
+    ids=["long", "short", "skewed", "verify", "crews"],
+)
+def test_all_warps_take_a_sequence_together_where_all_are_long(changes, team):
+    """As measured on A, C, F, A and G: docs/kernels.md."""
+    assert plan(changes).team == team
 
 
 @pytest.mark.parametrize(
