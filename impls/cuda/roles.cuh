@@ -45,8 +45,12 @@ __device__ __forceinline__ void multiply_items(
         wait(&shared.query_full, turn);
         const Item item = shared.items[turn];
         if (item.first_row < 0) break;
-        const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
         const int num_tiles = (item.num_keys() + kTile - 1) / kTile;
+        if (item.first_row + warpgroup * 64 >= item.num_rows()) {
+            pass_over(shared, turns, keys, values, num_tiles, lane);
+            continue;
+        }
+        const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
         Rows rows(scale * kLog2e, bounds);
         if (kQuery == REGISTERS && num_tiles > 0) products.hold(warp % 4, lane);
         if (kQuery == REGISTERS || num_tiles == 0) give_back(&shared.query_empty, lane);
