@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LAUNCH_BYTES = 4e7  # what memory gives in the time of one more launch, with its first and last bytes
 PREFIX = "@PPPPPPP"  # `Prefix` of prefix.cuh
+NOTHING: tuple[list[Run], list[int]] = ([], [])  # is shared
 #: how the first kernel multiplies: "warps" as cuda.tensor_core, "warpgroups" as cuda.prefill
 WARPGROUPS = {"head_dims": {64, 128, 256}, "features": {"sinks"}}
 
@@ -72,7 +73,7 @@ class Prefixes:
 
     def __init__(self, spec: AttentionSpec, num_ctas: int, arch: str) -> None:
         self._spec, self._num_ctas, self._shape = spec, num_ctas, Shape.of(spec)
-        own = dataclasses.replace(spec, params={name: spec.params[name] for name in ("tile", "team") if name in spec.params})
+        own = dataclasses.replace(spec, params={name: spec.params[name] for name in ("tile",) if name in spec.params})
         self._own_crews = general.plan_crews(self._shape, own, num_ctas, arch)
         lists = [(self._own_crews, spec.max_num_seqs)]
         self._unit = math.lcm(spec.block_size, self._own_crews.tile)
@@ -93,6 +94,7 @@ class Prefixes:
         self._always = spec.params.get("prefix") == "always"
         self._kernels: tuple[Kernel, Kernel] | None = None
         self.runs: list[Run] = []
+        self._told = NOTHING
 
     @property
     def workspace_bytes(self) -> int:
@@ -109,12 +111,13 @@ class Prefixes:
 
     def plan(self, step: AttentionStep) -> bool:
         """Find what is shared, and tell the kernels. Returns whether they are to be launched."""
-        was_shared = bool(self.runs)
         self.runs = self._find(step)
         if self.runs and self._kernels is None:
             self._prepare()
-        if self.runs or was_shared:  # a captured launch of before reads that nothing is shared
+        shared = (self.runs, step.host_query_start_loc.tolist()) if self.runs else NOTHING
+        if shared != self._told:  # nothing, too: a captured launch of before reads it
             self._tell(list_pieces(self.runs, step.host_query_start_loc, self._cut))
+            self._told = shared
         return bool(self.runs)
 
     def _find(self, step: AttentionStep) -> list[Run]:

@@ -120,6 +120,21 @@ def test_pieces_are_the_softmax_over_what_is_shared(on_cpu, batch, kernel, num_c
                 assert abs(got_lse - lse) < 1e-4
 
 
+def test_what_is_told_is_not_told_again(on_cpu, monkeypatch):
+    """A step that shares what the one before did costs no copy to the device; one that shares less, or nothing, does."""
+    problem = shared_problem(BATCHES["levels"], KERNELS["swizzled"][1])
+    step, made, told = problem.step(), prepared(problem, HND_SWIZZLED, 3), []
+    monkeypatch.setattr(made, "_tell", lambda listing: told.append(len(listing.ends)))
+    fewer = dataclasses.replace(step, host_seq_lens=np.array([700, 650, 0, 0], np.int32))
+    none = dataclasses.replace(step, host_seq_lens=np.array([700, 0, 0, 0], np.int32))
+
+    for planned in (none, step, step, fewer, none, none):
+        made.plan(planned)
+
+    assert len(told) == 3
+    assert told[2] == 0
+
+
 def test_a_captured_launch_does_nothing_once_nothing_is_shared(on_cpu):
     """It reads what is shared from the device, which a later plan has written."""
     layout, fields = KERNELS["swizzled"]
