@@ -54,14 +54,17 @@ struct Output {
     // What pieces left of query token `query` of the sequence, kPieces of them at a time: each turn costs a trip to L2.
     __device__ void add_pieces(Merged& merged, int query, int head, int quad) const {
         for (int first = begin; first < past; first += kPieces) {
+            int places[kPieces];
             float4 sums[kPieces];
             float2 stats[kPieces];
             float most = -CUDART_INF_F;
 #pragma unroll
+            for (int i = 0; i < kPieces; ++i) places[i] = first + i < past ? __ldg(prefix.left + first + i) : 0;
+#pragma unroll
             for (int i = 0; i < kPieces; ++i) {
                 sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), stats[i] = make_float2(-CUDART_INF_F, 0.0f);
                 if (first + i >= past) continue;
-                const long long place = (long long)(__ldg(prefix.left + first + i) + query) * num_q_heads + head;
+                const long long place = (long long)(places[i] + query) * num_q_heads + head;
                 sums[i] = __ldcg(prefix.sums + place * kQuads + quad), stats[i] = __ldcg(prefix.stats + place);
             }
 #pragma unroll
