@@ -15,6 +15,7 @@
 // Reads        no table entry, and no slot, but of the pieces' tokens.
 // Sums         in float; weights are rounded to Scalar for the second product.
 
+#include "early.cuh"
 #include "pieces.cuh"
 #include "roles.cuh"
 
@@ -53,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefix_pieces(
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = __shfl_sync(kAll, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4 - 1;
     if (threadIdx.x == 0) initialise(shared);
+    let_next_begin();
     __syncthreads();
 
     if (warpgroup < 0) {

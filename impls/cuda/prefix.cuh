@@ -3,7 +3,8 @@
 //   SHARED    the first takes, in place of sequences, pieces of runs of tokens that several sequences' tables have in common,
 //             each for so many of their query tokens as its rows hold. All rows see all of a piece. Its sums are left here, row
 //             by row: by prefix.cu, of warpgroup products, or where it cannot by tensor_core_general.cu
-//   OWN       the second takes the sequences themselves, from the first token on that no run has, and adds the pieces' sums
+//   OWN       the second takes the sequences themselves, from the first token on that no run has, and adds the pieces' sums. It may
+//             begin before the first ends (early.cuh)
 //
 // Runs are found and cut on the host (runs.py), on block ids. One run may continue another, for fewer sequences.
 //

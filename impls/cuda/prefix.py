@@ -21,7 +21,7 @@ from harness.registry import Unsupported
 from impls.cuda import prefill
 from impls.cuda import tensor_core_general as general
 from impls.cuda.attention import Shape, load
-from impls.cuda.builds import SHARED_LIMIT, Build
+from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
 from impls.cuda.prefill import Tiles, plan_tiles
 from impls.cuda.runs import WASTE, Cut, Listing, Run, find_runs, list_pieces
 from impls.cuda.tensor_core import OWN_SIGNATURE, STATIC_BYTES, WARPS, choose_copy, count_lanes
@@ -72,7 +72,7 @@ class Prefixes:
     """What a step's sequences share, and the launches that read it once."""
 
     def __init__(self, spec: AttentionSpec, num_ctas: int, arch: str) -> None:
-        self._spec, self._num_ctas, self._shape = spec, num_ctas, Shape.of(spec)
+        self._spec, self._num_ctas, self._arch, self._shape = spec, num_ctas, arch, Shape.of(spec)
         own = dataclasses.replace(spec, params={name: spec.params[name] for name in ("tile",) if name in spec.params})
         self._own_crews = general.plan_crews(self._shape, own, num_ctas, arch)
         lists = [(self._own_crews, spec.max_num_seqs)]
@@ -169,7 +169,9 @@ class Prefixes:
         import torch
 
         spec = self._spec
-        launcher, resources = self._load(build(self._shape, asked, crews, role, count), OWN_SIGNATURE)
+        built = build(self._shape, asked, crews, role, count)
+        early = role == "OWN" and has_bulk_copies(self._arch)  # both came with sm_90
+        launcher, resources = self._load(dataclasses.replace(built, early=early), OWN_SIGNATURE)
         num_teams = self._num_ctas * crews.warps // crews.team
         parts, rows = spec.num_kv_heads * crews.parts, num_teams * 2 * crews.rows
         partials = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)

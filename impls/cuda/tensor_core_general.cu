@@ -12,6 +12,7 @@
 // Reads        no table entry of a block, and no slot of a tile, that no query token sees; K and V once for kRows query rows.
 // Sums         in float; weights are rounded to Factor for the second product.
 
+#include "early.cuh"
 #include "lazy.cuh"
 #include "mbarrier.cuh"
 #include "prefix.cuh"
@@ -152,6 +153,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
     unsigned char* all_queries = reinterpret_cast<unsigned char*>(all_partials + kWarps);
     Sequence* sequences = reinterpret_cast<Sequence*>(all_queries + kTeams * kQueriesBytes);
 
+    if constexpr (kRole == SHARED) let_next_begin();
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const int crew = warp / kCrew;    // of the CTA
     if (lane == 0 && warp % kCrew == 0) {
@@ -199,6 +201,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
                 if (kCrew == 1 || before < num_rows) mine.add(stage, shares.token_of(segment, position));
                 ring.refill();
             }
+            if constexpr (kRole == OWN) wait_for_launch_before();    // which left the pieces' sums
             finish(
                 mine, all_partials[warp], all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team,
                 num_rows, cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
@@ -208,5 +211,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
             segment = shares.after(segment, end);
         }
     }
+    if constexpr (kRole == OWN) wait_for_launch_before();
     if constexpr (kRole != SHARED) write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride, layer.sinks);
 }
