@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 LAUNCH_BYTES = 4e7  # what memory gives in the time of one more launch, with its first and last bytes
 PREFIX = "@PPPPPPP"  # `Prefix` of prefix.cuh
 NOTHING: tuple[list[Run], list[int]] = ([], [])  # is shared
-#: how the first kernel multiplies: "warps" as cuda.tensor_core, "warpgroups" as cuda.prefill
-WARPGROUPS = {"head_dims": {64, 128, 256}, "features": {"sinks"}}
+HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
 
 
 def may_share(spec: AttentionSpec) -> bool:
@@ -51,10 +50,11 @@ def token_bytes(spec: AttentionSpec) -> int:
 
 
 def plan_pieces(shape: Shape, arch: str) -> Tiles | None:
-    """The tiles of warpgroups, where they can do it: 16-bit caches on Hopper, no score that is more than scaled."""
-    tiles = plan_tiles(shape.head_dim, {}) if shape.head_dim in WARPGROUPS["head_dims"] else None
-    able = arch == prefill.ARCH and WARPGROUPS["features"].issuperset(shape.features)
-    return tiles if able and tiles and shape.group <= tiles.rows else None
+    """The tiles of warpgroups, or None where warps do it; sinks are the second launch's."""
+    if arch != prefill.ARCH or shape.head_dim not in HEAD_DIMS or set(shape.features) - {"sinks"}:
+        return None
+    tiles = plan_tiles(shape.head_dim, {})
+    return tiles if shape.group <= tiles.rows else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
