@@ -230,4 +230,4 @@ def load(build: Build, device: str, signature: str = SIGNATURE) -> tuple[Launche
     """Compile a build for `device`; return its launcher and its resources."""
     arch = jit.arch_of(device) + build.only
     kernel = jit.compile(build.source, entry=build.entry, macros=build.macros, device=device, arch=arch)
-    return kernel.launcher(signature, build.shared_bytes), dict(kernel.resources)
+    return kernel.launcher(signature, build.shared_bytes, build.early), dict(kernel.resources)

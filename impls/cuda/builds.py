@@ -40,6 +40,7 @@ class Build:
     source, entry, macros    as jit.compile takes them
     shared_bytes             dynamic shared memory that its launch plans
     only                     "a" for instructions that an architecture has alone, no later one: sm_90a
+    early                    its launch may begin before the one before it ends: early.cuh
     """
 
     source: str
@@ -47,6 +48,7 @@ class Build:
     macros: Mapping[str, str | int]
     shared_bytes: int = 0
     only: str = ""
+    early: bool = False
 
     def __str__(self) -> str:
         return f"{self.entry} {' '.join(str(value) for value in self.macros.values())}"

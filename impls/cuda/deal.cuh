@@ -40,6 +40,8 @@ struct Item {
     int seq, num_tokens, first_query, num_queries, kv_head;
     int first_row;    // -1: there is nothing more to do
 
+    __device__ static int first_token() { return 0; }    // that its rows see
+    __device__ long long token(int query) const { return first_query + query; }    // which of all query tokens
     __device__ int num_rows() const { return num_queries * kGroup; }
     // Keys that row `row` sees; rows past the last one are like it.
     __device__ int num_keys(int row) const {

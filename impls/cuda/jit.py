@@ -59,13 +59,13 @@ class Kernel:
     resources: Mapping[str, Any]
     device: str | None = None
 
-    def launcher(self, signature: str, shared_bytes: int = 0) -> Launcher:
-        """Load the kernel on its device, with `shared_bytes` of dynamic shared memory; see launch.py for `signature`."""
+    def launcher(self, signature: str, shared_bytes: int = 0, early: bool = False) -> Launcher:
+        """Load the kernel on its device, with `shared_bytes` of dynamic shared memory; see launch.py for the others."""
         from impls.cuda.launch import Launcher
 
         if self.device is None:
             raise ValueError(f"{self.entry}, {self.arch}: compiled without a device; give jit.compile a device to launch it")
-        return Launcher(self, signature, shared_bytes)
+        return Launcher(self, signature, shared_bytes, early)
 
 
 def compile(  # named as a reader says it: jit.compile

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import re
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,15 +51,18 @@ class Packer:
 
 
 class Launcher:
-    """A kernel loaded on its device, which must be torch's current one: launch(grid, threads, stream, *values)."""
+    """A kernel loaded on its device, which must be torch's current one: launch(grid, threads, stream, *values).
 
-    def __init__(self, kernel: Kernel, signature: str, shared_bytes: int) -> None:
+    An `early` one may begin before the launch before it in the stream ends, and waits for that itself: early.cuh.
+    """
+
+    def __init__(self, kernel: Kernel, signature: str, shared_bytes: int, early: bool = False) -> None:
         import torch
         from cuda.bindings import driver
 
         self._entry, self._shared_bytes = kernel.entry, shared_bytes
         self._packer = Packer(signature)
-        self._launch = driver.cuLaunchKernel
+        self._launch = early_launch(driver) if early else driver.cuLaunchKernel
         self._device = device_index(str(kernel.device))
         with torch.cuda.device(self._device):
             self._enter(driver)
@@ -118,6 +122,21 @@ class Launcher:
             _, text = driver.cuGetErrorString(status)
             raise CudaError(f"{self._entry}: {call} answered {status.name}: {(text or b'').decode()}")
         return results[0] if results else None
+
+
+def early_launch(driver: Any) -> Callable[..., Any]:
+    """Return what is called as cuLaunchKernel is, and lets the kernel begin early. Compute capability 9.0 and newer."""
+    attribute, value, config = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue(), driver.CUlaunchConfig()
+    value.programmaticStreamSerializationAllowed = 1
+    attribute.id, attribute.value = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value
+    config.attrs, config.numAttrs = [attribute], 1
+
+    def launch(function: Any, *values: int) -> Any:
+        *sizes, config.sharedMemBytes, config.hStream, parameters, extra = values
+        config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ = sizes
+        return driver.cuLaunchKernelEx(config, function, parameters, extra)
+
+    return launch
 
 
 def raw_stream(device_index: int) -> int:

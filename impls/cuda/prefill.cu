@@ -18,13 +18,8 @@
 // Reads        no table entry past the last block, no slot past seq_lens[s].
 // Sums         in float; weights are rounded to Scalar for the second product.
 
-#include "warpgroup.cuh"
-
-constexpr int kThreads = (kWarpgroups + 1) * 128;
-constexpr int kRegisters = PA_REGISTERS;     // of a thread that multiplies, out of those that one that copies gives away
-constexpr int kCopierRegisters = 56;
-constexpr int kCopierBarrier = 1;
-static_assert((kWarpgroups * kRegisters + kCopierRegisters) * 128 <= 65536, "PA_REGISTERS must leave kCopierRegisters");
+#include "deal.cuh"
+#include "roles.cuh"
 
 // Two elements at once, where they lie so; tokens of `out` may be any number of elements apart.
 __device__ __forceinline__ void write_two(Scalar* to, float first, float second) {
@@ -73,41 +68,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
     __syncthreads();
 
     if (warpgroup < 0) {
-        give_registers<kCopierRegisters>();
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
-        const Deal deal(query_start_loc, seq_lens, num_seqs, num_kv_heads, lane);
-        Copier copier(shared, tables, threadIdx.x, lane);
-        int number = blockIdx.x;
-        for (int turn = 0;; turn ^= 1) {
-            if (warp == 0) deal.find(number, &shared.items[turn]);
-            meet<kCopiers>(kCopierBarrier);
-            const Item item = shared.items[turn];
-            if (item.first_row < 0) break;
-            copier.copy(item);
-            if (warp == 0) number = gridDim.x + __shfl_sync(kAll, lane == 0 ? atomicAdd(counters, 1) : 0, 0);
-        }
-        wait(&shared.query_empty, copier.query_parity);
-        copier.publish();    // no queries: the end
-        wait_for_copies();    // the last ones, before their thread ends
-        if (threadIdx.x == 0 && atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
+        copy_items<Deal>(shared, tables, counters, warp, lane, query_start_loc, seq_lens, num_seqs, num_kv_heads, lane);
     } else {
-        take_registers<kRegisters>();
-        Products products(shared, warpgroup);
-        const Turns turns(warpgroup);
-        const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4;
-        Place keys, values;
-        for (unsigned turn = 0;; turn ^= 1) {
-            wait(&shared.query_full, turn);
-            const Item item = shared.items[turn];
-            if (item.first_row < 0) break;
-            const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
-            const int num_tiles = (item.num_keys() + kTile - 1) / kTile;
-            Rows rows(scale * kLog2e, bounds);
-            if (kQuery == REGISTERS && num_tiles > 0) products.hold(warp % 4, lane);
-            if (kQuery == REGISTERS || num_tiles == 0) give_back(&shared.query_empty, lane);
-            if (num_tiles > 0) attend(rows, shared, products, turns, keys, values, num_tiles, lane);
-            write(rows, item, item.first_row + row, lane, out, lse, out_stride, num_q_heads);
-        }
+        multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {
+            write(rows, item, row, lane, out, lse, out_stride, num_q_heads);
+        });
     }
 }

@@ -1,8 +1,8 @@
-"""Prefixes that several sequences share, found on block ids, and the two kernels that read them once. See prefix.cuh.
+"""Prefixes that several sequences share, and the two kernels that read them once. See prefix.cuh.
 
-A step's tables, on the host, say which runs of blocks several sequences have at the same place. `find_runs` takes those that
-are worth a launch of their own; `Prefixes` compiles the kernels when it first finds any, and tells them by arrays on the
-device, which a captured launch reads anew. Where nothing is shared, nothing of this page is launched.
+A step's tables, on the host, say which runs of blocks several sequences have at the same place (runs.py). `Prefixes` compiles
+the kernels when it first finds any that are worth a launch of their own, and tells them by arrays on the device, which a
+captured launch reads anew. Where nothing is shared, nothing of this page is launched.
 """
 
 from __future__ import annotations
@@ -10,89 +10,29 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.guards import workspace
 from harness.ops.dtypes import ITEMSIZE
+from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
+from impls.cuda import prefill
 from impls.cuda import tensor_core_general as general
 from impls.cuda.attention import Shape, load
-from impls.cuda.builds import SHARED_LIMIT, Build
+from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
+from impls.cuda.prefill import Tiles, plan_tiles
+from impls.cuda.runs import WASTE, Cut, Listing, Run, find_runs, list_pieces
 from impls.cuda.tensor_core import OWN_SIGNATURE, STATIC_BYTES, WARPS, choose_copy, count_lanes
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
 
-MAX_DEPTH = 3        # runs that a sequence may have, one after another
-LAUNCH_BYTES = 4e7   # what memory gives in the time of one more launch, with its first and last bytes
-WASTE = 1.5          # what reading a run costs more than its bytes: few sequences leave warps without rows
-PREFIX = "@PPPPPPq"  # `Prefix` of prefix.cuh
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """Tokens begin .. end - 1 of `seqs`, whose tables are the same there; `depth` runs come before it."""
-
-    seqs: tuple[int, ...]
-    begin: int
-    end: int
-    depth: int
-
-    @property
-    def saved(self) -> float:
-        """Tokens that are not read, less what it costs."""
-        return (self.end - self.begin) * (len(self.seqs) - 1 - WASTE)
-
-
-def find_runs(tables: np.ndarray, most: Sequence[int], block_size: int, unit: int, always: bool = False) -> list[Run]:
-    """Find runs of shared blocks that are worth it.
-
-    tables    [num_seqs, max_blocks_per_seq] block ids
-    most      tokens of each sequence that all of its query tokens see; no run goes further
-    unit      tokens of which a run is a whole number; a multiple of block_size
-    always    any run is worth it
-
-    Runs of a sequence follow one another from its first token on.
-    """
-    blocks = unit // block_size
-    limits = np.asarray(most) // unit * blocks
-    found: list[Run] = []
-
-    def visit(seqs: np.ndarray, begin: int, reached: int, depth: int) -> None:
-        """`seqs` have the same blocks up to `reached`, and runs up to `begin`."""
-        for members in _alike(tables, seqs[limits[seqs] > reached], reached):
-            end = reached + _common(tables[members, reached : int(limits[members].min())]) // blocks * blocks
-            if end == reached:
-                continue
-            run = Run(seqs=tuple(members.tolist()), begin=begin * block_size, end=end * block_size, depth=depth)
-            taken = always or run.saved > 0
-            if taken:
-                found.append(run)
-            if depth + taken < MAX_DEPTH:
-                visit(members, end if taken else begin, end, depth + taken)
-
-    visit(np.arange(len(tables)), 0, 0, 0)
-    return found
-
-
-def _alike(tables: np.ndarray, seqs: np.ndarray, at: int) -> Iterator[np.ndarray]:
-    """Those of `seqs`, two at least, whose tables have the same block there."""
-    if len(seqs) < 2:
-        return
-    order = seqs[np.argsort(tables[seqs, at], kind="stable")]
-    ids = tables[order, at]
-    for members in np.split(order, np.flatnonzero(ids[1:] != ids[:-1]) + 1):
-        if len(members) > 1:
-            yield members
-
-
-def _common(rows: np.ndarray) -> int:
-    """How many first columns are the same in all rows."""
-    differs = (rows != rows[0]).any(axis=0)
-    return int(differs.argmax()) if differs.any() else rows.shape[1]
+LAUNCH_BYTES = 4e7  # what memory gives in the time of one more launch, with its first and last bytes
+PREFIX = "@PPPPPPP"  # `Prefix` of prefix.cuh
+NOTHING: tuple[list[Run], list[int]] = ([], [])  # is shared
+HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
 
 
 def may_share(spec: AttentionSpec) -> bool:
@@ -109,9 +49,17 @@ def token_bytes(spec: AttentionSpec) -> int:
     return 2 * spec.num_kv_heads * spec.head_dim * ITEMSIZE[spec.cache_dtype]
 
 
+def plan_pieces(shape: Shape, arch: str) -> Tiles | None:
+    """The tiles of warpgroups, or None where warps do it; sinks are the second launch's."""
+    if arch != prefill.ARCH or shape.head_dim not in HEAD_DIMS or set(shape.features) - {"sinks"}:
+        return None
+    tiles = plan_tiles(shape.head_dim, {})
+    return tiles if shape.group <= tiles.rows else None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A compiled kernel with its workspace. `extra` are the values of OWN_SIGNATURE."""
+    """A compiled kernel with its workspace. `extra` are its parameters after `Prefix`."""
 
     launcher: Any
     resources: dict[str, Any]
@@ -125,18 +73,28 @@ class Prefixes:
 
     def __init__(self, spec: AttentionSpec, num_ctas: int, arch: str) -> None:
         self._spec, self._num_ctas, self._arch, self._shape = spec, num_ctas, arch, Shape.of(spec)
-        self._crews = plan_shared(self._shape, spec, arch)
         own = dataclasses.replace(spec, params={name: spec.params[name] for name in ("tile",) if name in spec.params})
         self._own_crews = general.plan_crews(self._shape, own, num_ctas, arch)
-        self._at_once = max(self._crews.rows // spec.group, 1)  # query tokens of a run that a CTA's rows hold
-        self._unit = math.lcm(spec.block_size, self._crews.tile, self._own_crews.tile)
-        self._most_parts = MAX_DEPTH * (math.ceil(spec.max_num_tokens / self._at_once) + spec.max_num_seqs // 2)
-        for crews, count in ((self._crews, self._most_parts), (self._own_crews, spec.max_num_seqs)):
+        lists = [(self._own_crews, spec.max_num_seqs)]
+        self._unit = math.lcm(spec.block_size, self._own_crews.tile)
+        self._tiles = plan_pieces(self._shape, arch)
+        if self._tiles is None:
+            self._crews = plan_shared(self._shape, spec, arch)
+            self._cut = Cut(at_once=max(self._crews.rows // spec.group, 1))
+            self._unit = math.lcm(self._unit, self._crews.tile)
+            lists.append((self._crews, self._cut.most_pieces(spec.max_num_tokens, spec.max_num_seqs)))
+        else:
+            columns = max(num_ctas // spec.num_kv_heads, 1)
+            self._cut = Cut(at_once=self._tiles.rows // spec.group, tile=self._tiles.tile, columns=columns)
+        for crews, count in lists:
             if (taken := list_bytes(count) + general.cta_bytes(self._shape, crews) + STATIC_BYTES) > shared_limit(arch):
                 raise Unsupported(f"shared memory must hold {taken} bytes a CTA (got {shared_limit(arch)})")
+        self._most_pieces = self._cut.most_pieces(spec.max_num_tokens, spec.max_num_seqs)
+        self._most_places = self._cut.most_places(spec.max_num_tokens)
         self._always = spec.params.get("prefix") == "always"
         self._kernels: tuple[Kernel, Kernel] | None = None
         self.runs: list[Run] = []
+        self._told = NOTHING
 
     @property
     def workspace_bytes(self) -> int:
@@ -153,12 +111,13 @@ class Prefixes:
 
     def plan(self, step: AttentionStep) -> bool:
         """Find what is shared, and tell the kernels. Returns whether they are to be launched."""
-        was_shared = bool(self.runs)
         self.runs = self._find(step)
         if self.runs and self._kernels is None:
             self._prepare()
-        if self.runs or was_shared:  # a captured launch of before reads that nothing is shared
-            self._tell(step)
+        shared = (self.runs, step.host_query_start_loc.tolist()) if self.runs else NOTHING
+        if shared != self._told:  # nothing, too: a captured launch of before reads it
+            self._tell(list_pieces(self.runs, step.host_query_start_loc, self._cut))
+            self._told = shared
         return bool(self.runs)
 
     def _find(self, step: AttentionStep) -> list[Run]:
@@ -178,23 +137,41 @@ class Prefixes:
         import torch
 
         spec = self._spec
-        self._depth_rows = spec.max_num_tokens * spec.num_q_heads
-        rows = MAX_DEPTH * self._depth_rows
-        self._sums = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
-        size = 5 * self._most_parts + 1 + MAX_DEPTH * spec.max_num_tokens + 2 * spec.max_num_seqs
-        self._table = workspace(size, torch.int32, spec.device)
-        runs = general.Asked(queries=self._at_once, softcap=spec.softcap or 0.0)
-        self._kernels = (
-            self._kernel(runs, self._crews, "SHARED", self._most_parts),
-            self._kernel(general.Asked.of(spec), self._own_crews, "OWN", spec.max_num_seqs),
+        self._rows = self._most_places * spec.num_q_heads
+        self._sums = workspace(self._rows * (spec.head_dim + 2), torch.float32, spec.device)
+        self._sizes = {
+            "starts": self._most_pieces + 1, "ends": self._most_pieces, "firsts": self._most_pieces,
+            "table_rows": self._most_pieces, "tokens": self._most_places, "own_firsts": spec.max_num_seqs,
+            "lists": spec.max_num_seqs + 1, "left": self._most_places,
+        }
+        self._table = workspace(sum(self._sizes.values()), torch.int32, spec.device)
+        self._point()
+        own = self._of_crews(general.Asked.of(spec), self._own_crews, "OWN", spec.max_num_seqs)
+        if self._tiles is not None:
+            self._kernels = (self._of_tiles(self._tiles), own)
+        else:
+            runs = general.Asked(queries=self._cut.at_once, softcap=spec.softcap or 0.0)
+            self._kernels = (self._of_crews(runs, self._crews, "SHARED", self._most_pieces), own)
+
+    def _load(self, built: Build, extra: str) -> tuple[Any, dict[str, Any]]:
+        return load(built, self._spec.device, f"{self._shape.signature}{struct.calcsize(PREFIX)}s{extra}")
+
+    def _of_tiles(self, tiles: Tiles) -> Kernel:
+        import torch
+
+        launcher, resources = self._load(build_pieces(self._shape, tiles), "P")
+        counters = workspace(2, torch.int32, self._spec.device).zero_()  # every launch leaves zeros
+        return Kernel(
+            launcher=launcher, resources=resources, threads=tiles.threads, extra=(counters.data_ptr(),), held=(counters,)
         )
 
-    def _kernel(self, asked: general.Asked, crews: general.Crews, role: str, count: int) -> Kernel:
+    def _of_crews(self, asked: general.Asked, crews: general.Crews, role: str, count: int) -> Kernel:
         import torch
 
         spec = self._spec
         built = build(self._shape, asked, crews, role, count)
-        launcher, resources = load(built, spec.device, f"{self._shape.signature}{struct.calcsize(PREFIX)}s{OWN_SIGNATURE}")
+        early = role == "OWN" and has_bulk_copies(self._arch)  # both came with sm_90
+        launcher, resources = self._load(dataclasses.replace(built, early=early), OWN_SIGNATURE)
         num_teams = self._num_ctas * crews.warps // crews.team
         parts, rows = spec.num_kv_heads * crews.parts, num_teams * 2 * crews.rows
         partials = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
@@ -205,53 +182,33 @@ class Prefixes:
             launcher=launcher, resources=resources, threads=32 * crews.warps, extra=extra, held=(partials, arrived)
         )
 
-    def _tell(self, step: AttentionStep) -> None:
-        """Write the arrays of prefix.cuh to the device, on the current stream."""
+    def _tell(self, listing: Listing) -> None:
+        """Write the listing to the device, on the current stream. What is past its end repeats the last entry."""
         import torch
 
-        spec, count = self._spec, self._most_parts
-        starts, tokens = [0], []
-        parts: list[tuple[int, int, int, int]] = []
-        own = np.zeros((2, spec.max_num_seqs), np.int32)
-        for run in self.runs:
-            members = list(run.seqs)
-            own[0, members], own[1, members] = run.end, run.depth + 1
-            queries = np.concatenate([np.arange(*step.host_query_start_loc[seq : seq + 2]) for seq in run.seqs])
-            for begin in range(0, len(queries), self._at_once):
-                part = queries[begin : begin + self._at_once]
-                tokens.append(part)
-                starts.append(starts[-1] + len(part))
-                parts.append((run.end, run.begin, run.seqs[0], run.depth))
-        begins = np.full(count + 1, starts[-1], np.int32)
-        begins[: len(starts)] = starts
-        columns = np.zeros((4, count), np.int32)
-        if parts:
-            columns[:, : len(parts)] = np.array(parts, np.int32).T
-        listed = np.zeros(MAX_DEPTH * spec.max_num_tokens, np.int32)
-        listed[: starts[-1]] = np.concatenate(tokens) if tokens else 0
-        self._table.copy_(torch.from_numpy(np.concatenate([begins, columns.ravel(), listed, own.ravel()])))
-        self._point()
+        parts = []
+        for name, size in self._sizes.items():
+            part = getattr(listing, name)
+            parts.append(np.pad(part, (0, size - len(part)), mode="edge" if name in ("starts", "lists") else "constant"))
+        self._table.copy_(torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind")))
 
     def _point(self) -> None:
         """Where each array is."""
-        spec, count, at = self._spec, self._most_parts, self._table.data_ptr()
-        ends = at + 4 * (count + 1)
-        firsts, table_rows, depths, tokens = (ends + 4 * count * i for i in range(1, 5))
-        own_firsts = tokens + 4 * MAX_DEPTH * spec.max_num_tokens
-        own_depths = own_firsts + 4 * spec.max_num_seqs
+        offsets = np.cumsum([0, *self._sizes.values()]).tolist()
+        at = {name: self._table.data_ptr() + 4 * offset for name, offset in zip(self._sizes, offsets, strict=False)}
         sums = self._sums.data_ptr()
-        results = (sums, sums + 4 * MAX_DEPTH * self._depth_rows * spec.head_dim, self._depth_rows)
-        self._runs_of = (at, ends, count)  # in place of query_start_loc, seq_lens and num_seqs
-        self._shared_prefix = struct.pack(PREFIX, firsts, table_rows, depths, tokens, *results)
-        self._own_prefix = struct.pack(PREFIX, own_firsts, 0, own_depths, 0, *results)
+        rest = (at["table_rows"], at["tokens"], at["lists"], at["left"], sums, sums + 4 * self._rows * self._spec.head_dim)
+        self._of_pieces = (at["starts"], at["ends"], self._most_pieces)  # in place of query_start_loc, seq_lens and num_seqs
+        self._shared_prefix = struct.pack(PREFIX, at["firsts"], *rest)
+        self._own_prefix = struct.pack(PREFIX, at["own_firsts"], *rest)
 
     def enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
         """Launch both, with `values` as Attention._enqueue has them."""
         assert self._kernels is not None
         shared, own = self._kernels
         grid = (self._num_ctas, 1, 1)
-        of_runs = (*values[:6], *self._runs_of, *values[9:])
-        shared.launcher(grid, shared.threads, stream, *of_runs, self._shared_prefix, *shared.extra)
+        of_pieces = (*values[:6], *self._of_pieces, *values[9:])
+        shared.launcher(grid, shared.threads, stream, *of_pieces, self._shared_prefix, *shared.extra)
         own.launcher(grid, own.threads, stream, *values, self._own_prefix, *own.extra)
 
 
@@ -266,7 +223,7 @@ def plan_shared(shape: Shape, spec: AttentionSpec, arch: str) -> general.Crews:
         general.Crews(rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=warps, copy=copy)
         for stages in (general.count_stages(shape, crew, tile, 2), 2) for warps in WARPS if warps >= crew
     ]
-    listed = MAX_DEPTH * (math.ceil(spec.max_num_tokens / max(rows // shape.group, 1)) + spec.max_num_seqs // 2)
+    listed = Cut(at_once=max(rows // shape.group, 1)).most_pieces(spec.max_num_tokens, spec.max_num_seqs)
     found = general.fit(shape, general.Asked(queries=max(queries, 2)), candidates, listed, shared_limit(arch))
     if found is None:
         raise Unsupported(f"shared memory must hold a list of {listed} runs beside a ring (got {shared_limit(arch)} bytes)")
@@ -279,25 +236,34 @@ def shared_limit(arch: str) -> int:
 
 
 def list_bytes(count: int) -> int:
-    """The list of so many runs or sequences."""
+    """The list of so many pieces or sequences."""
     return 16 * (count + 1)
 
 
 def build(shape: Shape, asked: general.Asked, crews: general.Crews, role: str, count: int) -> Build:
-    """The kernel in one of its roles, for `count` runs or sequences."""
+    """The kernel of crews in one of its roles, for `count` pieces or sequences."""
     built = general.build(shape, asked, crews, count)
     return dataclasses.replace(
         built, macros={**built.macros, "PA_ROLE": role}, shared_bytes=general.cta_bytes(shape, crews) + list_bytes(count)
     )
 
 
+def build_pieces(shape: Shape, tiles: Tiles) -> Build:
+    """The kernel of warpgroups."""
+    return dataclasses.replace(prefill.build(shape, tiles), source="prefix.cu", entry="prefix_pieces")
+
+
 def builds(arch: str) -> list[Build]:
     """Builds that stand for all: Llama 3 8B, 64 sequences."""
     made = []
     for features in ((), ("e4m3",)):
-        shape = Shape(layout="HND_SWIZZLED", features=features)
+        shape = Shape(layout=HND_SWIZZLED.name, features=features)
         made += [
             build(shape, general.Asked(queries=32), general.fitting(shape, general.Asked(queries=32), 1, arch), "SHARED", 200),
             build(shape, general.Asked(), general.fitting(shape, general.Asked(), 2, arch), "OWN", 64),
         ]
-    return made
+    shapes = (
+        Shape(layout=HND_SWIZZLED.name), Shape(layout="NHD", group=7, dtype="f16", block_size=1, features=("sinks",)),
+        Shape(head_dim=64, group=8), Shape(head_dim=256, group=2, layout="NHD"),
+    )
+    return made + [build_pieces(shape, tiles) for shape in shapes if (tiles := plan_pieces(shape, arch))]

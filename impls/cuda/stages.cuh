@@ -2,9 +2,10 @@
 //
 // A thread copies 16-byte chunk `thread % 8` of every 16th row, from wherever the row's block is: any layout and block size will
 // do. Rows that are not there are zeros, since 0 * NaN is NaN.
+//
+// `Item`, what a CTA works on, is that of deal.cuh or of pieces.cuh, whichever was included.
 #pragma once
 
-#include "deal.cuh"
 #include "wgmma.cuh"
 
 // Specialised by prefill.py.
@@ -110,7 +111,7 @@ struct Copier {
         const int* table = tables.block_tables + item.seq * tables.table_stride;
 #pragma unroll
         for (int h = 0; h < kHeld; ++h) {
-            const int token = tile * kTile + (h * 8 + lane / 4) * kStride + thread / 32 * 4 + lane % 4;
+            const int token = item.first_token() + tile * kTile + (h * 8 + lane / 4) * kStride + thread / 32 * 4 + lane % 4;
             blocks[h] = token < item.num_tokens ? __ldg(table + token / kBlockSize) : 0;
         }
     }
@@ -134,7 +135,7 @@ struct Copier {
         const KvHead head{stride, tables.num_kv_heads, item.kv_head};
         const unsigned block_chunks = stride / 8, row_chunks = head.row_stride() / 8;
         const uint4* rows = reinterpret_cast<const uint4*>(cache + head.row(0, 0));
-        const int token = tile * kTile + row();
+        const int token = item.first_token() + tile * kTile + row();
 #pragma unroll(kBlockSize % kStride == 0 ? kSteps : 2)    // other slots take registers
         for (int i = 0; i < kSteps; ++i) {
             const unsigned block = __shfl_sync(kAll, i < 8 ? blocks[0] : blocks[kHeld - 1], i % 8 * 4 + lane / 8);
@@ -150,13 +151,12 @@ struct Copier {
     }
 
     __device__ void copy_query(const Item& item) const {
-        const Scalar* rows =
-            tables.query + item.first_query * tables.query_stride + item.kv_head * (kGroup * kHeadDim) + chunk() * 8;
+        const Scalar* rows = tables.query + item.kv_head * (kGroup * kHeadDim) + chunk() * 8;
 #pragma unroll 2
         for (int i = 0; i < kRows / kStride; ++i) {
             const int packed = item.first_row + row() + i * kStride;
             const bool there = packed < item.num_rows();
-            const Scalar* from = there ? rows + packed / kGroup * tables.query_stride + packed % kGroup * kHeadDim : rows;
+            const Scalar* from = there ? rows + item.token(packed / kGroup) * tables.query_stride + packed % kGroup * kHeadDim : rows;
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
                 copy_chunk(shared.query + (c * kRows + i * kStride) * kPitch + place(), from + c * kWidth, there);

@@ -166,6 +166,23 @@ __device__ __forceinline__ void give_back(Barrier* barrier, int lane) {
     if (lane == 0) arrive(barrier);
 }
 
+// Let an item go by of which the warpgroup has no row: tiles come, and turns, as for the others.
+__device__ __forceinline__ void pass_over(
+    Shared& shared, const Turns& turns, Place& keys, Place& values, int num_tiles, int lane) {
+    give_back(&shared.query_empty, lane);
+#pragma unroll 1
+    for (int tile = 0; tile < num_tiles; ++tile) {
+        wait(&shared.keys_full[keys.stage], keys.parity);
+        turns.take();
+        turns.pass();
+        give_back(&shared.keys_empty[keys.stage], lane);
+        keys.step();
+        wait(&shared.values_full[values.stage], values.parity);
+        give_back(&shared.values_empty[values.stage], lane);
+        values.step();
+    }
+}
+
 // Attend to the keys of an item, `num_tiles` at least 1, and give its queries back.
 __device__ __forceinline__ void attend(
     Rows& rows, Shared& shared, const Products& products, const Turns& turns, Place& keys, Place& values, int num_tiles,

@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings.driver import CUresult
 
 from impls.cuda import attention, jit, prefill, split_kv, tensor_core
-from impls.cuda.launch import CudaError, Launcher, Packer
+from impls.cuda.launch import CudaError, Launcher, Packer, early_launch
 
 
 def test_each_pointer_leads_to_its_value():
@@ -35,6 +35,22 @@ def test_addresses_stay_while_values_change():
 
     assert (packer.address, list((ctypes.c_void_p * 2).from_address(packer.address))) == before
     assert ctypes.c_int32.from_address(before[1][1]).value == 4
+
+
+def test_an_early_launch_says_what_an_ordinary_one_does(monkeypatch):
+    """Sizes, memory, stream and parameters as cuLaunchKernel is given them, and that it need not wait."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    asked = []
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", lambda *values: asked.append(values) or (0,))
+    launch = early_launch(driver)
+
+    assert launch("function", 132, 1, 1, 256, 2, 3, 4096, 77, 1234, 0) == (0,)
+    ((config, *rest),) = asked
+    assert rest == ["function", 1234, 0]
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (132, 1, 1)
+    assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (256, 2, 3)
+    assert (config.sharedMemBytes, int(config.hStream), config.numAttrs) == (4096, 77, 1)
+    assert config.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
 @pytest.mark.parametrize("signature", ["PPx", "P s", "P4", "?"])

@@ -11,7 +11,8 @@ from harness.ops.layouts import HND
 from impls.cuda import prefix
 from impls.cuda.attention import Shape
 from impls.cuda.builds import SHARED_LIMIT
-from impls.cuda.prefix import Run, find_runs, may_share
+from impls.cuda.prefix import may_share
+from impls.cuda.runs import Cut, Run, find_runs, list_pieces
 from tests.cuda.test_tensor_core import SMS, SPEC, spec_of
 
 BLOCK = 16
@@ -114,19 +115,95 @@ def test_sharing_is_looked_for_where_it_could_pay(spec, pays):
 
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_as_many_query_tokens_as_a_crew_holds(heads, head_dim, arch):
-    """128 rows of up to 128 elements, half as many of longer ones, in what a CTA has."""
-    spec = spec_of(64, 8192, num_q_heads=heads, head_dim=head_dim, layout=HND)
+@pytest.mark.parametrize(("arch", "changes"), [("sm_80", {}), ("sm_90", {"softcap": 30.0})], ids=["sm_80", "softcap"])
+def test_as_many_query_tokens_as_a_crew_holds(heads, head_dim, arch, changes):
+    """128 rows of up to 128 elements, half as many of longer ones, in what a CTA has; shares are cut on the device."""
+    spec = spec_of(64, 8192, num_q_heads=heads, head_dim=head_dim, layout=HND, **changes)
     found = prefix.Prefixes(spec, SMS, arch)
 
     assert found._crews.rows == (128 if head_dim <= 128 else 64)
-    assert found._at_once == found._crews.rows // spec.group
+    assert found._cut == Cut(at_once=found._crews.rows // spec.group)
     assert prefix.general.cta_bytes(Shape.of(spec), found._crews) < SHARED_LIMIT[arch]
 
 
 def test_few_sequences_make_small_parts():
     """A warp's rows, where all query tokens together have no more."""
-    found = prefix.Prefixes(dataclasses.replace(SPEC, max_num_seqs=8, max_num_tokens=8), SMS, "sm_90")
+    found = prefix.Prefixes(dataclasses.replace(SPEC, max_num_seqs=8, max_num_tokens=8), SMS, "sm_80")
 
     assert (found._crews.rows, found._crews.crew) == (32, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arch", "able"),
+    [
+        pytest.param({}, "sm_90", True, id="Hopper"),
+        pytest.param({"sinks": True}, "sm_90", True, id="sinks, which are the second launch's"),
+        pytest.param({"head_dim": 256}, "sm_90", True, id="long rows"),
+        pytest.param({"num_q_heads": 568}, "sm_90", True, id="a group of 71"),
+        pytest.param({"head_dim": 96}, "sm_90", False, id="rows of another length"),
+        pytest.param({"kv_dtype": "e4m3"}, "sm_90", False, id="an 8-bit cache"),
+        pytest.param({"softcap": 30.0}, "sm_90", False, id="softcap"),
+        pytest.param({"num_q_heads": 1032}, "sm_90", False, id="a group of 129"),
+        pytest.param({}, "sm_80", False, id="older"),
+        pytest.param({}, "sm_100", False, id="newer"),
+    ],
+)
+def test_warpgroups_take_runs_where_they_can(changes, arch, able):
+    """As cuda.prefill; the others are left to warps."""
+    assert (prefix.plan_pieces(Shape.of(spec_of(64, 8192, **changes)), arch) is not None) is able
+
+
+# How runs are cut
+
+CUT = Cut(at_once=32, tile=128, columns=16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "queries", "lengths"),
+    [
+        pytest.param([32768], [64], [4096], id="two parts, eight pieces each: as many as there are CTAs"),
+        pytest.param([8192] * 8, [8] * 8, [4096] * 8, id="eight groups"),
+        pytest.param([2048], [256], [1024], id="eight parts"),
+        pytest.param([100], [3], [128], id="less than a tile"),
+        pytest.param([8192], [16], [512], id="one part"),
+        pytest.param([2048, *[6144] * 8], [64, *[8] * 8], [2048, *[2048] * 8], id="levels"),
+        pytest.param([], [], [], id="nothing"),
+    ],
+)
+def test_pieces_fill_the_device_evenly(tokens, queries, lengths):
+    """For 16 CTAs a KV head and 32 query tokens a piece, in tiles of 128."""
+    assert CUT.lengths(tokens, queries) == lengths
+
+
+def runs_at_random(seed):
+    """Runs of sequences of 0 to 3 query tokens, and where these begin."""
+    rng = np.random.default_rng(seed)
+    tables = np.arange(24 * 80, dtype=np.int32).reshape(24, 80)
+    for seq in range(1, 24):
+        shared = rng.integers(0, 80)
+        tables[seq, :shared] = tables[rng.integers(0, seq), :shared]
+    q_lens = rng.integers(0, 4, 24)
+    most = np.where(q_lens > 0, rng.integers(1, 80 * BLOCK, 24), 0)
+    return find_runs(tables, most.tolist(), BLOCK, BLOCK, always=True), np.concatenate([[0], q_lens.cumsum()])
+
+
+@pytest.mark.parametrize("cut", [CUT, Cut(at_once=5), Cut(at_once=3, tile=64, columns=1)], ids=["fine", "uncut", "coarse"])
+@pytest.mark.parametrize("seed", range(10))
+def test_every_query_token_meets_every_shared_token_once(cut, seed):
+    """Following a sequence's part of the list, its pieces are its runs, each once; and there is room for all of them."""
+    runs, starts = runs_at_random(seed)
+    made = list_pieces(runs, starts, cut)
+    num_tokens = int(starts[-1])
+
+    assert (np.diff(made.starts) <= cut.at_once).all()
+    assert made.starts[-1] == len(made.tokens) <= cut.most_places(num_tokens)
+    assert len(made.left) <= cut.most_places(num_tokens)
+    assert len(made.ends) <= cut.most_pieces(num_tokens, 24)
+    for seq in range(24):
+        left = made.left[made.lists[seq] : made.lists[seq + 1]]
+        for i, token in enumerate(range(*starts[seq : seq + 2])):
+            pieces = np.searchsorted(made.starts, left + i, side="right") - 1
+            seen = sorted((made.firsts[piece], made.ends[piece]) for piece in pieces)
+            assert (made.tokens[left + i] == token).all()
+            assert [first for first, _ in seen] == [0, *(end for _, end in seen)][: len(seen)]
+            assert (seen[-1][1] if seen else 0) == made.own_firsts[seq]
