@@ -180,26 +180,35 @@ def test_an_abort_disturbs_nobody(sampling):
 
 
 @pytest.mark.parametrize("at", [0, 4])
-def test_a_step_that_fails_ends_all_requests_and_loses_nothing(monkeypatch, at):
-    """In the first step, where answers are to be forked, or later: no block is held, no place lost, and the engine goes on."""
+@pytest.mark.parametrize("what", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "where", ["scheduler._append", "scheduler._add_samples", "_launch", "manager.commit_tokens", "_land", "scheduler.collect"]
+)
+def test_a_step_that_breaks_off_ends_all_requests_and_loses_nothing(monkeypatch, where, what, at):
+    """Whatever was under way, at first or later: no block is held, no place lost, who waits is told, and the engine goes on."""
     first, second = prompts(2)
     engine = Watched(model())
     engine.submit(second, Sampling(max_tokens=NEW), "other")
-    launch, steps = engine._launch, itertools.count()
+    place, _, name = where.rpartition(".")
+    owner, calls = getattr(engine, place) if place else engine, itertools.count()
+    does = getattr(owner, name)
 
-    def fails(batch):
-        if next(steps) == at:
-            raise RuntimeError("a kernel died")
-        return launch(batch)
+    def breaks_off(*arguments):
+        if next(calls) == at:
+            raise what("a kernel died")
+        return does(*arguments)
 
-    monkeypatch.setattr(engine, "_launch", fails)
-    with pytest.raises(RuntimeError, match="a kernel died"):
-        engine.generate([first], Sampling(max_tokens=NEW, n=4, temperature=1.0))
-    engine.finish()
+    listens = engine.stream(first, Sampling(max_tokens=NEW, n=4, temperature=1.0, ignore_eos=True))
+    next(listens)
+    monkeypatch.setattr(owner, name, breaks_off)
+    with pytest.raises(what, match="a kernel died"):
+        engine.generate([first], Sampling(max_tokens=NEW, n=2, temperature=1.0, ignore_eos=True))
+    engine.manager.check_invariants()
 
     assert engine.is_idle
     assert engine.manager.num_live_blocks == 0
     assert sorted(engine.scheduler._states) == list(range(8))
+    assert [event.finish for event in list(listens)[-4:]] == ["abort"] * 4
     assert tokens_of(engine, Sampling(max_tokens=NEW, ignore_eos=True), [second]) == [[tuple(greedy(tuple(second)).tokens)]]
 
 
