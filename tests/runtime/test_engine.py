@@ -327,6 +327,11 @@ def test_a_sampling_that_cannot_be_meant_is_refused(changes, rule):
         ({"block_size": 0}, UsageError, "block_size must be at least 1"),
         ({"max_num_tokens": 4}, UsageError, "max_num_tokens must be at least max_num_seqs"),
         ({"preempt_by": "wish"}, UsageError, "preempt_by must be"),
+        ({"memory_share": "x"}, UsageError, r"memory_share must be above 0 and at most 1 \(got 'x'\)"),
+        ({"impl": 5}, UsageError, r"impl must be a row's name, or None \(got 5\)"),
+        ({"prefill": ""}, UsageError, "prefill must be a row's name, or None"),
+        ({"num_blocks": 1 << 40}, UsageError, "num_blocks must be few enough for cpu, where .* GB are free for blocks of 3072"),
+        ({"num_host_blocks": 1 << 40}, UsageError, "num_host_blocks must be few enough for cpu"),
         ({"impl": "torch.gathr"}, UsageError, "no implementation matches"),
         ({"impl": "cuda.per_token"}, Unsupported, "runs on cuda only"),
         ({"impl": "torch.gather[NHD]", "prefill": "torch.gather[HND]"}, Unsupported, "the cache is in NHD"),
@@ -386,6 +391,23 @@ def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
 
     with pytest.raises(UnsupportedModel, match=rule):
         load(name.format(folder=tmp_path), dtype="f32")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"device": "cuda:99"}, "--device cuda:99: torch .* sees . CUDA devices"),
+        ({"device": "tpu"}, r"--device must be cpu, cuda or cuda:INDEX \(got 'tpu'\)"),
+        ({"device": None}, r"--device must be cpu, cuda or cuda:INDEX \(got None\)"),
+        ({"dtype": "int8"}, r"--dtype must be one of f32, f16, bf16 \(got 'int8'\)"),
+        ({"dtype": torch.bfloat16}, r"--dtype must be one of f32, f16, bf16 \(got torch.bfloat16\)"),
+    ],
+    ids=str,
+)
+def test_a_device_or_type_that_is_not_there_is_refused(options, rule):
+    """Before a weight is made."""
+    with pytest.raises(UsageError, match=rule):
+        load("qwen3-tiny", **options)
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path):
