@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from harness.limits import Limits
@@ -141,18 +141,20 @@ class Impl:
     def __post_init__(self) -> None:
         rules = (
             (
-                bool(self.name) and not set(self.name) & set(" ,[]*?\t\n"),
+                isinstance(self.name, str) and bool(self.name) and not set(self.name) & set(" ,[]*?\t\n"),
                 "name must hold no spaces, commas or brackets",
                 self.name,
             ),
             (self.op in OP_NAMES, f"op must be one of {', '.join(OP_NAMES)}", self.op),
             (self.role in ROLES, f"role must be one of {', '.join(ROLES)}", self.role),
             (self.tails in TAILS, f"tails must be one of {', '.join(TAILS)}", self.tails),
-            (":" in self.prepare, "prepare must read 'module:function'", self.prepare),
+            (isinstance(self.prepare, str) and ":" in self.prepare, "prepare must read 'module:function'", self.prepare),
             (_is_tuple_of(self.layouts, Layout), "layouts must be a tuple of at least one Layout", self.layouts),
-            (bool(self.devices) and set(self.devices) <= {"cpu", "cuda"}, "devices must be of 'cpu', 'cuda'", self.devices),
-            (set(self.claims) <= set(RELATIONS), f"claims must name relations: {', '.join(RELATIONS)}", dict(self.claims)),
-            (set(self.claims.values()) <= {"bitwise", "tolerance"}, "claims are 'bitwise' or 'tolerance'", dict(self.claims)),
+            (isinstance(self.limits, Limits), "limits must be Limits", self.limits),
+            (bool(self.devices) and _are_kinds(self.devices), "devices must be a tuple of 'cpu', 'cuda'", self.devices),
+            (_are_kinds(self.timed), "timed must be a tuple of 'cpu', 'cuda'", self.timed),
+            (isinstance(self.quantises, Set), "quantises must be a set of names", self.quantises),
+            (_are_claims(self.claims), f"claims must say 'bitwise' or 'tolerance' of {', '.join(RELATIONS)}", self.claims),
             (_are_numbers(self.max_work), "max_work must give numbers by device kind", self.max_work),
             (_are_params(self.params), "params must name tuples of numbers or words, the default first", self.params),
         )
@@ -194,6 +196,16 @@ class Impl:
 
 def _is_tuple_of(value: object, *kinds: type) -> bool:
     return isinstance(value, tuple) and bool(value) and all(isinstance(item, kinds) for item in value)
+
+
+def _are_kinds(values: object) -> bool:
+    return isinstance(values, tuple | list) and all(kind in ("cpu", "cuda") for kind in values)
+
+
+def _are_claims(claims: object) -> bool:
+    return isinstance(claims, Mapping) and all(
+        relation in RELATIONS and how in ("bitwise", "tolerance") for relation, how in claims.items()
+    )
 
 
 def _are_numbers(values: object) -> bool:

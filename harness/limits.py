@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from harness.names import UsageError
@@ -10,6 +11,11 @@ from harness.ops.features import FEATURES
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
+
+
+#: Fields that are sets, with what one looks like: a word alone would be read letter by letter.
+_SETS = {"dtypes": '{"bf16"}', "head_dims": "{128}", "block_sizes": "{16}", "groups": "{8}", "features": '{"window"}'}
+_NUMBERS = ("head_dim_multiple", "max_head_dim", "max_block_size", "max_group", "max_q_len", "max_seq_len")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +40,16 @@ class Limits:
     features: frozenset[str] | set[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if unknown := sorted(set(self.features) - set(FEATURES)):
-            raise UsageError(f"features must be of {', '.join(FEATURES)} (got {', '.join(unknown)})")
+        for name, example in _SETS.items():
+            got = getattr(self, name)
+            if not isinstance(got, Set | tuple | list) and (got is not None or name == "features"):
+                raise UsageError(f"Limits: {name} must be a set such as {example} (got {got!r})")
+        for name in _NUMBERS:
+            got = getattr(self, name)
+            if not (isinstance(got, int | float) and got > 0) and (got is not None or name == "head_dim_multiple"):
+                raise UsageError(f"Limits: {name} must be a number above 0 (got {got!r})")
+        if unknown := set(self.features) - set(FEATURES):
+            raise UsageError(f"Limits: features must be of {', '.join(FEATURES)} (got {', '.join(sorted(map(str, unknown)))})")
 
     def why_not(self, case: Case) -> str | None:
         """Return the first rule that `case` breaks, as a sentence, or None. Fields that a case lacks break no rule."""
