@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from harness import check, pipeline, relations, timing, trial
+from harness import check, relations, stock, timing, trial
 from harness.device import Device
 from harness.hazards import PLAIN
 from harness.ops import attention_staged
@@ -287,7 +287,7 @@ def toy(name, **fields):
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Two sets of inputs in rotation and short visits."""
-    monkeypatch.setitem(pipeline.CACHES, "cpu", 1e-9)
+    monkeypatch.setitem(stock.CACHES, "cpu", 1e-9)
     monkeypatch.setattr(timing, "VISIT_S", 1e-4)
 
 
@@ -701,10 +701,10 @@ def test_rows_wait_for_late_changes_together(clock):
     assert clock.now == pytest.approx(2 * trial.LATE_S)
 
 
-@pytest.mark.parametrize("output_bytes", [pipeline.OUTPUT_BYTES["cpu"], 0], ids=["own", "shared"])
+@pytest.mark.parametrize("output_bytes", [stock.OUTPUT_BYTES["cpu"], 0], ids=["own", "shared"])
 def test_what_is_late_only_when_timed_is_wrong(output_bytes, clock, monkeypatch):
     """Its outputs change after the launch had ended; nobody else is blamed, whether or not rows have outputs of their own."""
-    monkeypatch.setattr(pipeline, "OUTPUT_BYTES", {"cpu": output_bytes})
+    monkeypatch.setattr(stock, "OUTPUT_BYTES", {"cpu": output_bytes})
     late, right = measure(toy("late_once_worn"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
 
     assert (late.status, right.status) == ("wrong", "ok")
