@@ -60,6 +60,7 @@ class Settings:
             value = getattr(self, name)
             _require(value is None or (isinstance(value, str) and bool(value)), name, "a row's name, or None", value)
         _require(self.preempt_by in ("recompute", "swap"), "preempt_by", '"recompute" or "swap"', self.preempt_by)
+        _require(isinstance(self.graphs, bool), "graphs", "True or False", self.graphs)
         _require(self.compile in COMPILE, "compile", f"one of {', '.join(COMPILE)}", self.compile)
         _require(self.max_num_tokens >= self.max_num_seqs, "max_num_tokens", "at least max_num_seqs", self.max_num_tokens)
 

@@ -328,6 +328,7 @@ def test_a_sampling_that_cannot_be_meant_is_refused(changes, rule):
         ({"max_num_tokens": 4}, UsageError, "max_num_tokens must be at least max_num_seqs"),
         ({"preempt_by": "wish"}, UsageError, "preempt_by must be"),
         ({"memory_share": "x"}, UsageError, r"memory_share must be above 0 and at most 1 \(got 'x'\)"),
+        ({"graphs": "no"}, UsageError, r"graphs must be True or False \(got 'no'\)"),
         ({"impl": 5}, UsageError, r"impl must be a row's name, or None \(got 5\)"),
         ({"prefill": ""}, UsageError, "prefill must be a row's name, or None"),
         ({"num_blocks": 1 << 40}, UsageError, "num_blocks must be few enough for cpu, where .* GB are free for blocks of 3072"),
