@@ -55,7 +55,7 @@ def finite(family: Hazards) -> Hazards:
 
 
 def as_asked(family: Hazards, tails: str, has_window: bool) -> Hazards:
-    """The family for entries that say these `tails` (harness/registry.py)."""
+    """The family for entries that say these `tails` (harness/impl.py)."""
     if tails == "window" and has_window:
         return dataclasses.replace(family, name=f"{family.name}.window", behind=False)
     return finite(family) if tails == "finite" else family

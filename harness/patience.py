@@ -10,7 +10,7 @@ from harness.registry import Impl
 #: What a CPU does in seconds and not minutes: bytes of one cache, and multiplications and additions.
 CPU_CACHE_BYTES, CPU_FLOPS = 192 << 20, 4e9
 #: And how many sequences, and rows of one query head and token, it makes and judges in that time.
-CPU_SEQS, CPU_ROWS = 20_000, 2_000_000
+CPU_SEQS, CPU_ROWS = 20_000, 200_000
 
 
 def why_too_long(case: Case, impl: Impl, device_kind: str) -> str | None:

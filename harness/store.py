@@ -129,6 +129,8 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
     """
     try:
         file = path / RECORDS if path.is_dir() else path
+        if file != path and not file.exists():
+            raise UsageError(f"cannot read records of {path}: the folder has no {RECORDS}, nor is there one a folder deeper")
         lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read records of {path}: {getattr(error, 'strerror', None) or error}") from error

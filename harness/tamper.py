@@ -27,9 +27,10 @@ _OTHERS: dict[Any, frozenset[str] | None] = {
 }  # fmt: skip
 #: modules of ours that judge and time, loaded before any row runs
 _OURS = (
-    "attention_relations", "check", "checks", "device", "guards", "hazards", "interval", "nvml", "ops.attention_staged",
-    "ops.attention_tensors", "ops.block_copy_tensors", "ops.cache_write_tensors", "ops.layouts", "ops.needles", "ops.outlier",
-    "pipeline", "record", "relations", "row", "session", "timing", "trial", "truth",
+    "attention_relations", "check", "checks", "conclusion", "device", "guards", "hazards", "interval", "nvml",
+    "ops.attention_staged", "ops.attention_tensors", "ops.block_copy_tensors", "ops.cache_write_tensors", "ops.in_place",
+    "ops.layouts", "ops.needles", "ops.outlier", "pipeline", "record", "relations", "row", "session", "stock", "timing",
+    "trial", "truth",
 )  # fmt: skip
 
 

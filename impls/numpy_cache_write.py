@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.ops.dtypes import ITEMSIZE
 from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -16,9 +15,8 @@ if TYPE_CHECKING:
 
 
 def prepare(spec: CacheWriteSpec) -> CacheWrite:
-    if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
-        got = f"{spec.head_dim} of {spec.cache_dtype}"
-        raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
+    if why := spec.layout.why_not(spec):
+        raise Unsupported(why)
     return CacheWrite(spec)
 
 

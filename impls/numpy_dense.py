@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from harness.ops.dtypes import ITEMSIZE, movable
+from harness.ops.dtypes import movable
 from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ class PerSequence(Prepared):
     """Walks the sequences; a subclass says how one of them attends."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
-            got = f"{spec.head_dim} of {spec.cache_dtype}"
-            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
+        if why := spec.layout.why_not(spec):
+            raise Unsupported(why)
         self.spec = spec
 
     def plan(self, step: AttentionStep) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from harness.guards import workspace
-from harness.ops.dtypes import ITEMSIZE, movable
+from harness.ops.dtypes import movable
 from harness.registry import Prepared, Unsupported
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ class Batched(Prepared):
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
-        if spec.layout.name in ("X_PACKED", "HND_SWIZZLED") and spec.head_dim * ITEMSIZE[spec.cache_dtype] % 16:
-            got = f"{spec.head_dim} of {spec.cache_dtype}"
-            raise Unsupported(f"{spec.layout}: head_dim must be whole chunks of 16 bytes (got {got})")
+        if why := spec.layout.why_not(spec):
+            raise Unsupported(why)
         self.spec = spec
         num_integers = 2 * spec.max_num_tokens
         if spec.layout.paged:

@@ -40,8 +40,11 @@ class Admission:
         self.num_preemptions = 0
         self.num_cached_tokens = 0  # found in the pool, of all prompts
         self._watermark = int(WATERMARK * manager.num_physical_blocks)
-        self._states = list(range(max_num_seqs - 1, -1, -1))
+        self._free_states()
         self._next_id = 0
+
+    def _free_states(self) -> None:
+        self._states = list(range(self.max_num_seqs - 1, -1, -1))
 
     def _pick_running(self) -> tuple[list[Pick], list[Pairs], bool]:
         """The running sequences and how many tokens each feeds: those with one first, then prompts as far as the budget goes.

@@ -205,22 +205,25 @@ class Engine:
     def step(self) -> list[Event]:
         """Launch the next batch, then take in the one before; returns what has become known.
 
-        A launch that fails ends all requests, as abort() would: what they were to feed and move is in no block.
+        A step that breaks off, wherever and by whatever, ends all requests as abort() would and empties the pool: what
+        they were to feed and move may be in no block.
         """
         if "runner" not in self.__dict__:
             raise UsageError("Engine.step: the engine is closed")
         if not is_bound(self.model.module, self.handle):
             raise UsageError("Engine.step: the model serves another engine, made later: one model, one engine at a time")
+        try:
+            return self._step()
+        except BaseException:  # also an interrupt, which most often comes while the device is waited for
+            self._flying = None
+            self._tell(self.scheduler.abandon())
+            raise
+
+    def _step(self) -> list[Event]:
         batch = self.scheduler.schedule()
         flight = None
         if batch is not None:
-            try:
-                flight = self._launch(batch)
-            except BaseException:
-                self.scheduler.drop(batch)
-                for request_id in list(self.scheduler.groups):
-                    self.abort(request_id)
-                raise
+            flight = self._launch(batch)
             self.scheduler.launched(batch)
             self.num_steps += 1
         landed, self._flying = self._flying, flight

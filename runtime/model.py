@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from harness.device import find_device
 from harness.names import UsageError, nearest
 from harness.ops.dtypes import torch_dtype
 from harness.words import of_error
 from runtime.attention import NAME, register
-from runtime.configs import CONFIGS
+from runtime.configs import CONFIGS, DTYPES
 from runtime.fusing import fuse_norms, fuse_projections
 
 OLDEST = (5, 17)
@@ -114,8 +115,15 @@ def load(name: str, *, dtype: str = "bf16", device: str = "cpu", seed: int = 0, 
     """Load a checkpoint's folder, or make a model of random weights from one of CONFIGS or a config.json.
 
     fuse    whether projections of the same input become one product, and norms torch's own, which are one kernel
-    Raises UnsupportedModel, or UsageError where transformers is missing.
+    Raises UnsupportedModel, or UsageError for a dtype or device that is none or not there, and where transformers is missing.
     """
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)} (got {dtype!r})")
+    if not isinstance(device, str):
+        raise UsageError(f"--device must be cpu, cuda or cuda:INDEX (got {device!r})")
+    find_device(device)
+    if device == "cuda":  # the current one, whichever will be so later
+        device = f"cuda:{torch.cuda.current_device()}"
     library = transformers()
     folder = Path(name)
     if name in CONFIGS:

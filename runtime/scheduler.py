@@ -4,8 +4,8 @@ A step, which the engine asks for in this order:
 
     schedule()             who runs, with slots for what they feed; or None
     launched(batch)        the device has it: what the host knows of its tokens is committed, answers are forked
-    drop(batch)            or it has not, and all requests are aborted
     collect(batch, ...)    its samples are on the host, usually after the next step was launched
+    abandon()              or any of this broke off: all requests end
 
 The token that a step samples is fed by the next one before the host has seen it. So an end is seen one step late: what
 was launched behind it is ignored, and its slots go back with the others of the sequence.
@@ -69,13 +69,17 @@ class Scheduler(Admission):
         group = self.groups.get(request_id)
         if group is None:
             raise InvalidRequest(f"abort: request {request_id!r} is not being served: it has ended, or was never submitted")
-        ended = []
-        for index in range(group.width):
-            if index not in group.answers:
-                tokens = next((s.tokens for s in group.sequences if s.index == index), [])
-                group.answers[index] = Answer(tokens=tuple(tokens[group.num_prompt :]), finish="abort")
-                ended.append(Event(request_id, index, None, "abort"))
+        ended = _cut_short(group)
         self._end(group)
+        return ended
+
+    def abandon(self) -> list[Event]:
+        """End all requests and empty the pool, however far a step has got that broke off: books half kept are not read."""
+        ended = [event for group in self.groups.values() for event in _cut_short(group)]
+        for kept in (self.groups, self.running, self.waiting):
+            kept.clear()
+        self.manager.reset()
+        self._free_states()
         return ended
 
     @property
@@ -118,12 +122,6 @@ class Scheduler(Admission):
             sequence.num_pending += 1
         for group, _ in batch.searched:
             group.in_flight = True
-
-    def drop(self, batch: Batch) -> None:
-        """Give back what a batch has taken for answers that were to be forked; it could not be launched."""
-        for sequence in batch.sampled:
-            if sequence not in sequence.group.sequences:
-                self._give_back_state(sequence)
 
     def collect(self, batch: Batch, tokens: Iterable[int], found: Iterable[Found] = ()) -> list[Event]:
         """Take a batch's samples: tokens[i] for sampled[i], and what its beam searches found. Returns what is new."""
@@ -222,3 +220,14 @@ class Scheduler(Admission):
             if group in queue:
                 queue.remove(group)
         del self.groups[group.request.request_id]
+
+
+def _cut_short(group: Group) -> list[Event]:
+    """Give a group the answers that it lacks, of the tokens that are there, and return their ends."""
+    ended = []
+    for index in range(group.width):
+        if index not in group.answers:
+            tokens = next((s.tokens for s in group.sequences if s.index == index), [])
+            group.answers[index] = Answer(tokens=tuple(tokens[group.num_prompt :]), finish="abort")
+            ended.append(Event(group.request.request_id, index, None, "abort"))
+    return ended

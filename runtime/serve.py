@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.names import UsageError, path_of, split_names
-from runtime.configs import CONFIGS
+from runtime.configs import CONFIGS, DTYPES
 from runtime.loads import ServeCase, file_digest
 from runtime.settings import COMPILE, Settings
 from runtime.traces import LENGTHS, BadTrace
 
 RUNS = Path("results/runs")
-DTYPES = ("f32", "f16", "bf16")
 #: what is served where options do not say, and what --dry serves: seconds on a CPU
 USUAL: dict[str, Any] = {
     "model": "qwen3-0.6b", "dtype": "bf16", "requests": 256, "prompt": "512", "output": "128", "concurrency": "256",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.device import find_device
 from harness.names import UsageError
 from harness.ops.dtypes import ITEMSIZE
 from runtime.model import Model
@@ -53,8 +54,13 @@ class Settings:
             _require(value is None or (type(value) is int and value >= 1), name, "at least 1, or None", value)
         host = self.num_host_blocks
         _require(type(host) is int and host >= 0, "num_host_blocks", "at least 0", host)
-        _require(0 < self.memory_share <= 1, "memory_share", "above 0 and at most 1", self.memory_share)
+        share = self.memory_share
+        _require(isinstance(share, int | float) and 0 < share <= 1, "memory_share", "above 0 and at most 1", share)
+        for name in ("impl", "prefill"):
+            value = getattr(self, name)
+            _require(value is None or (isinstance(value, str) and bool(value)), name, "a row's name, or None", value)
         _require(self.preempt_by in ("recompute", "swap"), "preempt_by", '"recompute" or "swap"', self.preempt_by)
+        _require(isinstance(self.graphs, bool), "graphs", "True or False", self.graphs)
         _require(self.compile in COMPILE, "compile", f"one of {', '.join(COMPILE)}", self.compile)
         _require(self.max_num_tokens >= self.max_num_seqs, "max_num_tokens", "at least max_num_seqs", self.max_num_tokens)
 
@@ -66,11 +72,13 @@ def _require(holds: bool, name: str, rule: str, got: object) -> None:
 
 def num_blocks(model: Model, settings: Settings, max_model_len: int) -> int:
     """Of the pool: as asked for, or as many as memory has room for, and no more than all sequences could fill."""
-    if settings.num_blocks is not None:
-        return settings.num_blocks
     config, itemsize = model.config, ITEMSIZE[model.dtype]
     token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
     block_bytes = settings.block_size * token_bytes
+    _require_room("num_host_blocks", settings.num_host_blocks, block_bytes, "cpu")
+    if settings.num_blocks is not None:
+        _require_room("num_blocks", settings.num_blocks, block_bytes, model.device)
+        return settings.num_blocks
     if model.device == "cpu":
         room = CPU_CACHE_BYTES
     else:
@@ -81,6 +89,12 @@ def num_blocks(model: Model, settings: Settings, max_model_len: int) -> int:
     if room < block_bytes:
         raise UsageError(f"no memory is left for a cache: {room} bytes; give more memory_share, or less max_num_tokens")
     return int(min(room // block_bytes, most))
+
+
+def _require_room(name: str, count: int, block_bytes: int, device: str) -> None:
+    free = find_device(device).free_bytes()
+    room = f"few enough for {device}, where {free / 1e9:.1f} GB are free for blocks of {block_bytes} bytes"
+    _require(count * block_bytes <= free, name, room, count)
 
 
 def _step_bytes(model: Model, settings: Settings) -> int:

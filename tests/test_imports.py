@@ -18,15 +18,14 @@ MAY_IMPORT = {
     "cases": ("harness.ops", "harness.names"),
     "impls": ("harness.ops", "harness.registry", "harness.control", "harness.device", "harness.guards", "harness.names"),
     "harness": (),
-    "runtime": ("harness.registry", "harness.ops", "harness.names", "harness.words"),
+    "runtime": ("harness.registry", "harness.ops", "harness.device", "harness.names", "harness.words"),
 }
 #: Commands of the runtime, and what they measure with: they write records as others do.
 DOORS = {
-    "runtime/serve.py": ("harness.device", "harness.record", "harness.store"),
-    "runtime/measuring.py": ("harness.device", "harness.interval", "harness.nvml"),
-    "runtime/generate_batch.py": ("harness.device", "harness.interval"),
+    "runtime/serve.py": ("harness.record", "harness.store"),
+    "runtime/measuring.py": ("harness.interval", "harness.nvml"),
+    "runtime/generate_batch.py": ("harness.interval",),
     "runtime/serve_table.py": ("harness.record",),
-    "runtime/align.py": ("harness.device",),
 }
 #: impls/__init__.py holds the table; a folder of impls knows its own pages and the table's, no other folder's.
 IMPL_FOLDERS = ("cuda", "triton", "peers", "controls")

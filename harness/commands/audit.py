@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.audit import Audit, audit
 from harness.commands.engines import MakeEngine, engine_of
-from harness.commands.run import Progress, add_how
+from harness.commands.run import Progress, add_how, keep
 from harness.commands.selection import add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.names import UsageError
 from harness.ops.case import Case
@@ -53,18 +53,8 @@ def main(arguments: argparse.Namespace) -> int:
 
     folder = new_run(arguments.out)
     store = Appender(folder)
-    records: list[Record] = []
-    try:
-        with Progress(len(rows), quiet=arguments.json) as progress:
-            for record in _records(arguments, make_engine, suite, folder, rows, progress):
-                store.append(record)
-                records.append(record)
-                progress.step()
-        store.arrange(by_place)
-    except KeyboardInterrupt:
-        raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
-    finally:
-        store.close()
+    with Progress(len(rows), quiet=arguments.json) as progress:
+        records = keep(_records(arguments, make_engine, suite, folder, rows, progress), store, progress, by_place)
     found = audit(sorted(records, key=by_place))
     _tell(found, folder, entries, arguments)
     return int(not found.is_clean)

@@ -7,9 +7,9 @@ import contextlib
 import datetime
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.ceilings import hold_against, load_ceilings
 from harness.commands.engines import add_engine, engine_of
@@ -33,6 +33,9 @@ from harness.rooms import load_room
 from harness.sanitize import TOOLS
 from harness.words import printable
 from harness.work import Work
+
+if TYPE_CHECKING:
+    from harness.store import Appender
 
 RUNS = Path("results/runs")
 
@@ -131,21 +134,33 @@ def execute(
     with Progress(len(work.rows), quiet=arguments.json) as progress:
         engine = make_engine(work, progress.say)
         try:
-            for record in (hold_against(known, record) for record in engine.records()):
-                store.append(record)
-                records.append(record)
-                progress.step()
-            store.arrange(by_place)
-        except KeyboardInterrupt:
-            raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+            records += keep((hold_against(known, record) for record in engine.records()), store, progress, by_place)
         finally:
-            store.close()
             if engine.facts:
                 ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
                 _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
     records.sort(key=by_place)
     _tell(records, folder, arguments, show)
     return exit_code(records, arguments.strict_peers)
+
+
+def keep(found: Iterable[Record], store: Appender, progress: Progress, place: Callable[[Record], Any]) -> list[Record]:
+    """Write records down as they come, and put the file in the order of their `place` at the end; closes `store`.
+
+    Raises UsageError, which says where they are, where that is interrupted.
+    """
+    records = []
+    try:
+        for record in found:
+            store.append(record)
+            records.append(record)
+            progress.step()
+        store.arrange(place)
+    except KeyboardInterrupt:
+        raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+    finally:
+        store.close()
+    return records
 
 
 def _tell(

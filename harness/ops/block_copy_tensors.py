@@ -14,8 +14,8 @@ from harness.guards import Guarded, house, seal
 from harness.hazards import Hazards, seed_of
 from harness.ops.block_copy import BlockCopyCase, BlockCopySpec, BlockCopyStep
 from harness.ops.dtypes import torch_dtype
+from harness.ops.in_place import StagedInPlace
 from harness.ops.layouts import Layout
-from harness.registry import PreparedReader
 
 
 class BlockCopyOperator:
@@ -89,18 +89,16 @@ class BlockCopyInputs:
         return StagedBlockCopy(self, layout)
 
 
-class StagedBlockCopy:
+class StagedBlockCopy(StagedInPlace):
     """Caches in one layout, as launch takes them, and the judge of what it leaves.
 
-    read, written    all allocations that launches read, sealed, and that they write
-    caches           of every set, (key_cache, value_cache) of every model layer
+    caches    of every set, (key_cache, value_cache) of every model layer
     """
 
+    inputs: BlockCopyInputs
+
     def __init__(self, inputs: BlockCopyInputs, layout: Layout) -> None:
-        self.inputs, self.layout = inputs, layout
-        self.read: list[Guarded] = [*inputs.held]
-        self.written: list[Guarded] = []
-        self._outputs: list[list[Guarded]] = []
+        super().__init__(inputs, layout)
         self.caches: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         for index in range(inputs.num_layers):
             self._add(index, f" of set {index}" if inputs.num_layers > 1 else "")
@@ -114,16 +112,7 @@ class StagedBlockCopy:
             pairs.append((key, value))
             outputs += written
         self.caches.append(pairs)
-        self._outputs.append(outputs)
-        self.written += outputs
-
-    @property
-    def step(self) -> BlockCopyStep:
-        return self.inputs.step
-
-    @property
-    def num_layers(self) -> int:
-        return self.inputs.num_layers
+        self._writes(outputs)
 
     def arguments(self, layer: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         keys, values = zip(*self.caches[layer], strict=True)
@@ -132,30 +121,11 @@ class StagedBlockCopy:
     def keywords(self, layer: int) -> Mapping[str, torch.Tensor]:
         return {}
 
-    def outputs(self, layer: int) -> Sequence[Guarded]:
-        return self._outputs[layer]
-
-    def wild_step(self) -> None:
-        """There is none: every pair is copied."""
-
-    def renew(self) -> bool:
-        return False
-
-    def coverage(self) -> Mapping[str, int]:
-        return {}
-
-    def scan(self, layers: Sequence[int], lse: bool = True) -> None:
-        """There is nothing that every copy leaves so: a cache may hold anything."""
-
     def soil(self, layer: int) -> None:
         """Put the caches back as they were, so that a copy left undone shows."""
         for pair, before in zip(self.caches[layer], self.inputs.arrange(layer, self.layout), strict=True):
             for cache, old in zip(pair, before, strict=True):
                 cache.copy_(old)
-
-    def mirror(self, layer: int) -> bool:
-        """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""
-        return False
 
     def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
         """Every element of every cache, bit for bit, against the list carried out in order."""
@@ -168,6 +138,3 @@ class StagedBlockCopy:
                 if not verdict.passed:
                     return verdict
         return verdict
-
-    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
-        raise NotImplementedError("block_copy has no readers")

@@ -14,9 +14,9 @@ from harness.guards import Guarded, house, seal
 from harness.hazards import Hazards, seed_of
 from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
 from harness.ops.dtypes import movable, torch_dtype
+from harness.ops.in_place import StagedInPlace
 from harness.ops.layouts import Layout
 from harness.ops.quantised import quantise
-from harness.registry import PreparedReader
 
 
 class CacheWriteOperator:
@@ -123,17 +123,13 @@ class CacheWriteInputs:
         return wanted[0], wanted[1]
 
 
-class StagedCacheWrite:
-    """Tensors in one layout, as launch takes them, and the judge of what it leaves.
+class StagedCacheWrite(StagedInPlace):
+    """Tensors in one layout, as launch takes them, and the judge of what it leaves."""
 
-    read, written    all allocations that launches read, sealed, and that they write
-    """
+    inputs: CacheWriteInputs
 
     def __init__(self, inputs: CacheWriteInputs, layout: Layout) -> None:
-        self.inputs, self.layout = inputs, layout
-        self.read: list[Guarded] = [*inputs.held]
-        self.written: list[Guarded] = []
-        self._outputs: list[list[Guarded]] = []
+        super().__init__(inputs, layout)
         self._arguments: list[tuple[torch.Tensor, ...]] = []
         self._keywords: list[dict[str, torch.Tensor]] = []
         for index, (key, value, *caches) in enumerate(inputs.layers):
@@ -146,17 +142,8 @@ class StagedCacheWrite:
             self._arguments.append((*new, *housed))
             self._keywords.append(dict(zip(named, scales, strict=True)))
             self.read += [*read, *of_scales]
-            self.written += written
-            self._outputs.append(written)
+            self._writes(written)
         seal(self.read)
-
-    @property
-    def step(self) -> CacheWriteStep:
-        return self.inputs.step
-
-    @property
-    def num_layers(self) -> int:
-        return self.inputs.num_layers
 
     def arguments(self, layer: int) -> tuple[torch.Tensor, ...]:
         return self._arguments[layer]
@@ -164,30 +151,11 @@ class StagedCacheWrite:
     def keywords(self, layer: int) -> Mapping[str, torch.Tensor]:
         return self._keywords[layer]
 
-    def outputs(self, layer: int) -> Sequence[Guarded]:
-        return self._outputs[layer]
-
-    def wild_step(self) -> None:
-        """There is none: every slot is written."""
-
-    def renew(self) -> bool:
-        return False
-
-    def coverage(self) -> Mapping[str, int]:
-        return {}
-
-    def scan(self, layers: Sequence[int], lse: bool = True) -> None:
-        """There is nothing that every write leaves so: a cache may hold anything."""
-
     def soil(self, layer: int) -> None:
         """Put the caches back as they were, so that a write left undone shows."""
         arranged = self.layout.arrange(*self.inputs.layers[layer][2:])
         for cache, before in zip(self._arguments[layer][2:], arranged, strict=True):
             movable(cache).copy_(movable(before))
-
-    def mirror(self, layer: int) -> bool:
-        """There is nothing to gain from a remembered answer: caches are put back before every judged launch."""
-        return False
 
     def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
         """Every element, written or untouched, bit for bit."""
@@ -197,6 +165,3 @@ class StagedCacheWrite:
             if not verdict.passed:
                 return verdict
         return verdict
-
-    def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
-        raise NotImplementedError("cache_write has no readers")

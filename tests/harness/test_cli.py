@@ -16,6 +16,7 @@ import pytest
 from harness import cli
 from harness.cli import COMMANDS, main
 from harness.store import load
+from tests.harness.interruptible import started
 
 HOUSE = Path(cli.__file__).parent.parent
 SHAPE = ("--shape", "name=tiny,q=1,kv=1,d=8,bs=4,lens=5,dtype=f32")
@@ -291,15 +292,15 @@ def test_ctrl_c_keeps_what_there_is(here):
     """In the middle of a row: exit code 2, one line that says where the records are, and no worker left behind."""
     words = ("check", "--impl-file", "toys.py", "--impl", "toy.right,toy.sleep", *SHAPE, "--device", "cpu")
     env = {**os.environ, "TOY_PID": str(here / "pid"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOUSE)}
-    running = subprocess.Popen([sys.executable, "-m", "harness", *words], env=env, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while not ((here / "pid").exists() and (here / "pid").read_text()):
-        assert time.monotonic() < end
-        assert running.poll() is None, running.stderr.read()
-        time.sleep(0.05)
-    worker = int((here / "pid").read_text())
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
+    with started([*words], env=env) as running:
+        end = time.monotonic() + 60
+        while not ((here / "pid").exists() and (here / "pid").read_text()):
+            assert time.monotonic() < end
+            assert running.poll() is None, running.stderr.read()
+            time.sleep(0.05)
+        worker = int((here / "pid").read_text())
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
     (records,) = here.glob("results/runs/*/records.jsonl")
     num_kept = len(load(records)[0])
     stat = Path(f"/proc/{worker}/stat")

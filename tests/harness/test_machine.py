@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from harness.cli import main
 from harness.machine import devices_of
 from harness.names import UsageError
 from harness.store import load
+from tests.harness.interruptible import started
 
 HOUSE = Path(machine.__file__).parent.parent
 
@@ -107,11 +107,7 @@ def test_a_broken_run_goes_on_with_several_devices(words, tmp_path):
 
 def test_an_interrupt_keeps_what_there_is_and_leaves_no_worker(words, tmp_path):
     """Ctrl-C while every device is at work: one line, exit code 2, records of whole cases."""
-    parent = subprocess.Popen(
-        [sys.executable, "-m", "harness", *words, "--impl", "toy.sleep", "--devices", "cpu,cpu"],
-        cwd=HOUSE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
+    with started([*words, "--impl", "toy.sleep", "--devices", "cpu,cpu"], cwd=HOUSE) as parent:
         end = time.monotonic() + 60
         while len(marks(tmp_path, "sleep")) < 2:
             assert parent.poll() is None, parent.stderr.read()
@@ -119,8 +115,6 @@ def test_an_interrupt_keeps_what_there_is_and_leaves_no_worker(words, tmp_path):
             time.sleep(0.02)
         parent.send_signal(signal.SIGINT)
         _, said = parent.communicate(timeout=30)
-    finally:
-        parent.kill()
 
     assert parent.returncode == 2
     assert said.startswith("pagedbench: interrupted; 0 records are kept in ")

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from harness import check, pipeline, relations, timing, trial
+from harness import check, relations, stock, timing, trial
 from harness.device import Device
 from harness.hazards import PLAIN
 from harness.ops import attention_staged
@@ -287,7 +287,7 @@ def toy(name, **fields):
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Two sets of inputs in rotation and short visits."""
-    monkeypatch.setitem(pipeline.CACHES, "cpu", 1e-9)
+    monkeypatch.setitem(stock.CACHES, "cpu", 1e-9)
     monkeypatch.setattr(timing, "VISIT_S", 1e-4)
 
 
@@ -515,7 +515,7 @@ def test_what_cannot_run_says_why(fields, status, reason):
         ({"seq_lens": (1 << 20,)}, "would take minutes on a CPU: 336 MB of cache a layer"),
         ({"seq_lens": (8192,), "q_lens": (8192,)}, "would take minutes on a CPU: 8.6 GFLOP"),
         ({"seq_lens": (0,) * 20001, "q_lens": ()}, "would take minutes on a CPU: 20001 sequences, "),
-        ({"seq_lens": (1,), "num_q_heads": 2000002, "head_dim": 8}, "would take minutes on a CPU: 1 sequences, 2000002 rows"),
+        ({"seq_lens": (1,), "num_q_heads": 200002, "head_dim": 8}, "would take minutes on a CPU: 1 sequences, 200002 rows"),
     ],
     ids=["a cache beyond memory", "a large cache", "much arithmetic", "many sequences", "many heads"],
 )
@@ -701,10 +701,10 @@ def test_rows_wait_for_late_changes_together(clock):
     assert clock.now == pytest.approx(2 * trial.LATE_S)
 
 
-@pytest.mark.parametrize("output_bytes", [pipeline.OUTPUT_BYTES["cpu"], 0], ids=["own", "shared"])
+@pytest.mark.parametrize("output_bytes", [stock.OUTPUT_BYTES["cpu"], 0], ids=["own", "shared"])
 def test_what_is_late_only_when_timed_is_wrong(output_bytes, clock, monkeypatch):
     """Its outputs change after the launch had ended; nobody else is blamed, whether or not rows have outputs of their own."""
-    monkeypatch.setattr(pipeline, "OUTPUT_BYTES", {"cpu": output_bytes})
+    monkeypatch.setattr(stock, "OUTPUT_BYTES", {"cpu": output_bytes})
     late, right = measure(toy("late_once_worn"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
 
     assert (late.status, right.status) == ("wrong", "ok")

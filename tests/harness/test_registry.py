@@ -111,13 +111,19 @@ def test_a_name_taken_is_refused():
           for name in ("a b", "a,b", "a[HND]", "a*", "a?", "a\n")),
         ({"op": "atention"}, "op must be one of attention, cache_write, block_copy (got 'atention')"),
         ({"role": "toy"}, "role must be one of implementation, control, reader, floor (got 'toy')"),
+        ({"name": 5}, "name must hold no spaces, commas or brackets (got 5)"),
         ({"prepare": "toy.prepare"}, "prepare must read 'module:function' (got 'toy.prepare')"),
+        ({"prepare": print}, "prepare must read 'module:function' (got <built-in function print>)"),
+        ({"limits": {"max_q_len": 1}}, "limits must be Limits (got {'max_q_len': 1})"),
+        ({"quantises": "query"}, "quantises must be a set of names (got 'query')"),
+        ({"timed": "cuda"}, "timed must be a tuple of 'cpu', 'cuda' (got 'cuda')"),
+        ({"claims": ("repeat",)}, "claims must say 'bitwise' or 'tolerance' of repeat, two_plans,"),
         ({"layouts": ()}, "layouts must be a tuple of at least one Layout (got ())"),
         ({"layouts": HND}, "layouts must be a tuple of at least one Layout"),
         ({"layouts": ("HND",)}, "layouts must be a tuple of at least one Layout (got ('HND',))"),
-        ({"devices": ()}, "devices must be of 'cpu', 'cuda'"),
-        ({"devices": "cpu"}, "devices must be of 'cpu', 'cuda'"),
-        ({"devices": ("gpu",)}, "devices must be of 'cpu', 'cuda' (got ('gpu',))"),
+        ({"devices": ()}, "devices must be a tuple of 'cpu', 'cuda' (got ())"),
+        ({"devices": "cpu"}, "devices must be a tuple of 'cpu', 'cuda' (got 'cpu')"),
+        ({"devices": ("gpu",)}, "devices must be a tuple of 'cpu', 'cuda' (got ('gpu',))"),
         *(
             ({"max_work": limit}, "max_work must give numbers by device kind")
             for limit in ({"cpu": "1e9"}, {"cpu": None}, {"cpu": True}, 1e9)
@@ -163,6 +169,27 @@ def test_an_entry_that_cannot_be_says_which_rule_it_broke(fields, says):
 def test_limits_answer_with_a_sentence(limits, says):
     """The first rule broken, what it allows and what it got; None where the case is taken."""
     assert Limits(**limits).why_not(CASE) == says
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"features": "window"}, """features must be a set such as {"window"} (got 'window')"""),
+        ({"features": None}, """features must be a set such as {"window"} (got None)"""),
+        ({"features": {"windo"}}, "features must be of window, softcap, alibi, sinks, e4m3, e5m2 (got windo)"),
+        ({"dtypes": "f16"}, """dtypes must be a set such as {"bf16"} (got 'f16')"""),
+        ({"head_dims": 128}, "head_dims must be a set such as {128} (got 128)"),
+        ({"max_q_len": "1"}, "max_q_len must be a number above 0 (got '1')"),
+        ({"head_dim_multiple": 0}, "head_dim_multiple must be a number above 0 (got 0)"),
+    ],
+    ids=str,
+)
+def test_limits_that_cannot_be_meant_are_refused(limits, says):
+    """Which field, the rule, what was got; a word is not taken for its letters."""
+    with pytest.raises(UsageError) as caught:
+        Limits(**limits)
+
+    assert str(caught.value) == f"Limits: {says}"
 
 
 def test_limits_ask_only_for_what_a_case_has():

@@ -127,13 +127,19 @@ def test_strange_line_ends_cut_nothing(tmp_path):
     assert problems == []
 
 
-@pytest.mark.parametrize("name", ["nowhere", "empty-folder", "folder-for-file", "x" * 300, "a\0b"])
-def test_what_cannot_be_read_is_one_line(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nowhere", "No such file or directory"), ("empty-folder", f"the folder has no {RECORDS}"),
+        ("folder-for-file", "Is a directory"), ("x" * 300, "File name too long"), ("a\0b", "embedded null byte"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_line(tmp_path, name, why):
     """A missing folder, one without records, a folder in the file's place, a name that no file can have."""
     (tmp_path / "empty-folder").mkdir()
     (tmp_path / "folder-for-file" / RECORDS).mkdir(parents=True)
 
-    with pytest.raises(UsageError, match="cannot read records of ") as caught:
+    with pytest.raises(UsageError, match=f"cannot read records of .*: {why}") as caught:
         load(tmp_path / name)
     assert "\n" not in str(caught.value)
 

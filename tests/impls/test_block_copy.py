@@ -10,6 +10,7 @@ from harness.ops.block_copy import BlockCopySpec, BlockCopyStep
 from harness.ops.dtypes import torch_dtype
 from harness.registry import Registry
 from impls import IMPLS
+from tests.impls.devices import device_of
 
 ENTRIES = [entry for entry in Registry(IMPLS).entries() if entry.impl.op == "block_copy"]
 NUM_BLOCKS = 12
@@ -23,17 +24,6 @@ COPIES = {
     "onto itself": [(4, 4), (4, 5)],
     "none": [],
 }
-
-
-def device_of(impl) -> str:
-    """The GPU for what runs on one, where there is one; else the CPU."""
-    device = "cuda" if "cuda" in impl.devices and torch.cuda.is_available() else "cpu"
-    if device not in impl.devices:
-        pytest.skip(f"{impl.name} runs on {' or '.join(impl.devices)} only; no GPU here")
-    reason = impl.why_missing(device)
-    if reason:
-        pytest.skip(reason)
-    return device
 
 
 class Problem:

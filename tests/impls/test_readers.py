@@ -14,6 +14,7 @@ from harness.ops.layouts import HND
 from harness.registry import Registry
 from impls import IMPLS
 from impls.torch_read import bag_offsets, num_parts
+from tests.impls.devices import device_of
 
 ENTRIES = list(Registry(IMPLS).entries(roles=("reader",)))
 SWEPT = [
@@ -34,17 +35,6 @@ LENS = {
     "all empty": (0, 0),
     "no sequences": (),
 }
-
-
-def device_of(impl) -> str:
-    """The GPU for what runs on one, where there is one; else the CPU."""
-    device = "cuda" if "cuda" in impl.devices and torch.cuda.is_available() else "cpu"
-    if device not in impl.devices:
-        pytest.skip(f"{impl.name} runs on {' or '.join(impl.devices)} only; no GPU here")
-    reason = impl.why_missing(device)
-    if reason:
-        pytest.skip(reason)
-    return device
 
 
 class Problem:

@@ -180,26 +180,35 @@ def test_an_abort_disturbs_nobody(sampling):
 
 
 @pytest.mark.parametrize("at", [0, 4])
-def test_a_step_that_fails_ends_all_requests_and_loses_nothing(monkeypatch, at):
-    """In the first step, where answers are to be forked, or later: no block is held, no place lost, and the engine goes on."""
+@pytest.mark.parametrize("what", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "where", ["scheduler._append", "scheduler._add_samples", "_launch", "manager.commit_tokens", "_land", "scheduler.collect"]
+)
+def test_a_step_that_breaks_off_ends_all_requests_and_loses_nothing(monkeypatch, where, what, at):
+    """Whatever was under way, at first or later: no block is held, no place lost, who waits is told, and the engine goes on."""
     first, second = prompts(2)
     engine = Watched(model())
     engine.submit(second, Sampling(max_tokens=NEW), "other")
-    launch, steps = engine._launch, itertools.count()
+    place, _, name = where.rpartition(".")
+    owner, calls = getattr(engine, place) if place else engine, itertools.count()
+    does = getattr(owner, name)
 
-    def fails(batch):
-        if next(steps) == at:
-            raise RuntimeError("a kernel died")
-        return launch(batch)
+    def breaks_off(*arguments):
+        if next(calls) == at:
+            raise what("a kernel died")
+        return does(*arguments)
 
-    monkeypatch.setattr(engine, "_launch", fails)
-    with pytest.raises(RuntimeError, match="a kernel died"):
-        engine.generate([first], Sampling(max_tokens=NEW, n=4, temperature=1.0))
-    engine.finish()
+    listens = engine.stream(first, Sampling(max_tokens=NEW, n=4, temperature=1.0, ignore_eos=True))
+    next(listens)
+    monkeypatch.setattr(owner, name, breaks_off)
+    with pytest.raises(what, match="a kernel died"):
+        engine.generate([first], Sampling(max_tokens=NEW, n=2, temperature=1.0, ignore_eos=True))
+    engine.manager.check_invariants()
 
     assert engine.is_idle
     assert engine.manager.num_live_blocks == 0
     assert sorted(engine.scheduler._states) == list(range(8))
+    assert [event.finish for event in list(listens)[-4:]] == ["abort"] * 4
     assert tokens_of(engine, Sampling(max_tokens=NEW, ignore_eos=True), [second]) == [[tuple(greedy(tuple(second)).tokens)]]
 
 
@@ -318,6 +327,12 @@ def test_a_sampling_that_cannot_be_meant_is_refused(changes, rule):
         ({"block_size": 0}, UsageError, "block_size must be at least 1"),
         ({"max_num_tokens": 4}, UsageError, "max_num_tokens must be at least max_num_seqs"),
         ({"preempt_by": "wish"}, UsageError, "preempt_by must be"),
+        ({"memory_share": "x"}, UsageError, r"memory_share must be above 0 and at most 1 \(got 'x'\)"),
+        ({"graphs": "no"}, UsageError, r"graphs must be True or False \(got 'no'\)"),
+        ({"impl": 5}, UsageError, r"impl must be a row's name, or None \(got 5\)"),
+        ({"prefill": ""}, UsageError, "prefill must be a row's name, or None"),
+        ({"num_blocks": 1 << 40}, UsageError, "num_blocks must be few enough for cpu, where .* GB are free for blocks of 3072"),
+        ({"num_host_blocks": 1 << 40}, UsageError, "num_host_blocks must be few enough for cpu"),
         ({"impl": "torch.gathr"}, UsageError, "no implementation matches"),
         ({"impl": "cuda.per_token"}, Unsupported, "runs on cuda only"),
         ({"impl": "torch.gather[NHD]", "prefill": "torch.gather[HND]"}, Unsupported, "the cache is in NHD"),
@@ -377,6 +392,23 @@ def test_a_model_that_cannot_be_served_says_so_at_load(tmp_path, name, rule):
 
     with pytest.raises(UnsupportedModel, match=rule):
         load(name.format(folder=tmp_path), dtype="f32")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"device": "cuda:99"}, "--device cuda:99: torch .* sees . CUDA devices"),
+        ({"device": "tpu"}, r"--device must be cpu, cuda or cuda:INDEX \(got 'tpu'\)"),
+        ({"device": None}, r"--device must be cpu, cuda or cuda:INDEX \(got None\)"),
+        ({"dtype": "int8"}, r"--dtype must be one of f32, f16, bf16 \(got 'int8'\)"),
+        ({"dtype": torch.bfloat16}, r"--dtype must be one of f32, f16, bf16 \(got torch.bfloat16\)"),
+    ],
+    ids=str,
+)
+def test_a_device_or_type_that_is_not_there_is_refused(options, rule):
+    """Before a weight is made."""
+    with pytest.raises(UsageError, match=rule):
+        load("qwen3-tiny", **options)
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path):

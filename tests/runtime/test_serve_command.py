@@ -244,6 +244,7 @@ def test_align_sees_wrong_attention(monkeypatch, capsys):
     assert run(align, "qwen3-tiny", "--device", "cpu", "--tokens", "20") == 1
 
 
+@needs_transformers
 def test_align_takes_no_nan_for_agreement(monkeypatch, capsys):
     """In steps of one token alone: the other way through the engine is right."""
     launch = StepAttention.launch
@@ -256,6 +257,7 @@ def test_align_takes_no_nan_for_agreement(monkeypatch, capsys):
     assert run(align, "qwen3-tiny", "--device", "cpu", "--tokens", "20") == 1
 
 
+@needs_transformers
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
