@@ -105,11 +105,11 @@ PEERS: tuple[Impl, ...] = (
         note="FlashInfer's paged prefill by its kernels for Hopper",
     )),
     _flashinfer_prefill(
-        "cascade", "Cascade", {"partials", "merges", "normaliser", "tanh"}, {"softcap"}, params={"levels": (3, 2)},
+        "cascade", "Cascade", {"partials", "merges", "levels", "normaliser", "tanh"}, {"softcap"}, params={"levels": (3, 2)},
         note="FlashInfer's cascade: a level for each prefix that neighbours share",
     ),
     *_with_lse(_flashinfer_prefill(
-        "cascade.fa2", "CascadeFa2", {"partials", "merges", "normaliser", "tanh"}, {"softcap", "e4m3", "e5m2"},
+        "cascade.fa2", "CascadeFa2", {"partials", "merges", "levels", "normaliser", "tanh"}, {"softcap", "e4m3", "e5m2"},
         params={"levels": (3, 2)}, note="the same of its parts on fa2, which splits a prefix over CTAs",
     )),
     _xqa("xqa", "Xqa", {"partials", "merges", "warps", "scales", "normaliser"}, set(), "TensorRT-LLM's XQA in FlashInfer"),
