@@ -31,7 +31,8 @@ class Plan:
     """An entry with its workspace: one call at a time, also where streams differ."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        self.name, self.prepared = _prepare(spec)
+        with _preparing:
+            self.name, self.prepared = _prepare(spec)
         self.index = torch.device(spec.device).index  # of the GPU; None on a CPU
         self._stream: Any = None  # of the last call
         self._raw_stream = -1
@@ -90,7 +91,7 @@ class Form:
 
 _plans: dict[tuple[Any, ...], Plan] = {}  # by capacities
 _forms: dict[tuple[Any, ...], Form] = {}
-_preparing = threading.Lock()
+_preparing = threading.RLock()  # one at a time compiles
 
 
 def release() -> None:

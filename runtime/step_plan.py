@@ -70,6 +70,8 @@ class StepPlan:
         """
         of_step = (block_tables, seq_lens, query_start_loc)
         _refuse_capture(block_tables)
+        if len(host) != len(of_step):
+            raise ValueError(f"paged_attention: host must be copies of {', '.join(OF_STEP)} (got {len(host)} of them)")
         copies = [_on_host(name, copy, tensor) for name, copy, tensor in zip(OF_STEP, host, of_step, strict=True)]
         longest = block_tables.shape[1] * self._spec.block_size
         check_lengths(copies[1], copies[2], longest, self._spec.max_num_tokens, self._asked.max_q_len)

@@ -174,6 +174,8 @@ def test_copies_that_cannot_be_are_refused(place, change, rule):
 
     with pytest.raises(ValueError, match=rule):
         plan.renew(*tensors[3:], host=host)
+    with pytest.raises(ValueError, match=r"host must be copies of block_tables, seq_lens, query_start_loc \(got 2 of them\)"):
+        plan.renew(*tensors[3:], host=host[:2])
     assert torch.equal(attend(*tensors, plan=plan.id)[0], attend(*tensors)[0])
 
 
