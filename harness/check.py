@@ -30,12 +30,13 @@ TO_DTYPE = {
     "partials": 1,  # the parts of a split row
     "merges": 1,  # sums of some of the parts, before they are summed themselves
     "warps": 1,  # the parts of a CTA's warps, before they are summed
+    "levels": 1,  # the outputs of a cascade's levels, which have parts of their own
     "scales": 2,  # what brings a tile's probabilities to the row's maximum, and its products with them
     "normaliser": 0,  # the probabilities before their sum
 }
 #: Parts that cancel in an element may be several deviations large, and their roundings with them: there each counts by the
 #: largest that it may be, not by its rms.
-OF_PARTS = frozenset({"partials", "merges", "warps"})
+OF_PARTS = frozenset({"partials", "merges", "warps", "levels"})
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -115,8 +115,8 @@ IMPLS: tuple[Impl, ...] = (
     ),
     Impl(
         name="triton.cache_write", op="cache_write", prepare="impls.triton.cache_write:prepare",
-        layouts=(HND, NHD, KV_NHD), available="impls.triton.interpreter:why_missing", timed=("cuda",),
-        max_work={"cpu": 1e7},  # the interpreter: a millisecond a token
+        layouts=(HND, NHD, KV_NHD), limits=Limits(features=QUANTISED), available="impls.triton.interpreter:why_missing",
+        timed=("cuda",), max_work={"cpu": 1e7},  # the interpreter: a millisecond a token
         note="one program a token",
     ),
     # block_copy

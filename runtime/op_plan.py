@@ -31,7 +31,8 @@ class Plan:
     """An entry with its workspace: one call at a time, also where streams differ."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        self.name, self.prepared = _prepare(spec)
+        with _preparing:
+            self.name, self.prepared = _prepare(spec)
         self.index = torch.device(spec.device).index  # of the GPU; None on a CPU
         self._stream: Any = None  # of the last call
         self._raw_stream = -1
@@ -50,6 +51,20 @@ class Plan:
             self.prepared.plan(step)
             self.prepared.launch(*tensors, **layer)
             self.prepared.plan(self._nothing)
+
+    def keep(self, step: AttentionStep) -> None:
+        """Plan launches to come, which hold the step."""
+        with self._lock:
+            if self.index is not None:
+                self._wait()
+            self.prepared.plan(step)
+
+    def launch(self, *tensors: torch.Tensor, **layer: torch.Tensor) -> None:
+        """Launch on the step that is kept."""
+        with self._lock:
+            if self.index is not None:
+                self._wait()
+            self.prepared.launch(*tensors, **layer)
 
     def _wait(self) -> None:
         """Let the current stream wait for the last call, where that was on another one."""
@@ -76,7 +91,7 @@ class Form:
 
 _plans: dict[tuple[Any, ...], Plan] = {}  # by capacities
 _forms: dict[tuple[Any, ...], Form] = {}
-_preparing = threading.Lock()
+_preparing = threading.RLock()  # one at a time compiles
 
 
 def release() -> None:
@@ -100,8 +115,7 @@ class Asked:
 
 def find_form(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> Form:
     """Return the form of a call, prepared; `layer` holds what it names. Raises ValueError for what does not go together."""
-    forms = ((t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *layer.values()))
-    key = (asked, *layer, *forms)
+    key = key_of(tensors, layer, asked)
     form = _forms.get(key)
     if form is None:
         form = _make_form(tensors, layer, asked)
@@ -111,9 +125,14 @@ def find_form(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) ->
     return form
 
 
+def key_of(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> tuple[Any, ...]:
+    """All of a call but contents and addresses."""
+    forms = ((t.shape, t.stride(), t.dtype, t.device) for t in (*tensors, *layer.values()))
+    return (asked, *layer, *forms)
+
+
 def _make_form(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> Form:
-    spec = _spec(tensors, layer, asked)
-    _check_layer(spec, layer, tensors[0].device)
+    spec = checked_spec(tensors, layer, asked)
     query, block_tables = tensors[0], tensors[3]
     capacities = tuple(str(value) if name == "layout" else value for name, value in vars(spec).items() if name != "params")
     with _preparing:
@@ -130,6 +149,27 @@ def _make_form(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -
     longest = np.full(num_seqs, block_tables.shape[1] * spec.block_size, np.int32)
     host = (np.zeros((num_seqs, 0), np.int32), longest, starts)
     return Form(plan=_plans[capacities], block_size=spec.block_size, host=host)
+
+
+def checked_spec(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> AttentionSpec:
+    """What a call's shapes say. Raises ValueError for what does not go together."""
+    spec = _spec(tensors, layer, asked)
+    _check_layer(spec, layer, tensors[0].device)
+    return spec
+
+
+def check_lengths(seq_lens: np.ndarray, starts: np.ndarray, longest: int, num_tokens: int, max_q_len: int) -> None:
+    """Raise ValueError unless a step's lengths, on the host, are those of its tables and of what a call announces."""
+    q_lens = np.diff(starts)
+    for name, got, least, most in (
+        ("query_start_loc[0]", starts[0], 0, 0), ("query_start_loc[-1]", starts[-1], 0, num_tokens),
+        ("seq_lens", seq_lens.min(initial=0), 0, longest), ("seq_lens", seq_lens.max(initial=0), 0, longest),
+        ("query tokens of a sequence", q_lens.min(initial=0), 0, max_q_len),
+        ("query tokens of a sequence", q_lens.max(initial=0), 0, max_q_len),
+    ):  # fmt: skip
+        if not least <= got <= most:
+            rule = f"at least {least}" if got < least else f"at most {most}"
+            raise ValueError(f"paged_attention: {name} must be {rule} (query, block_tables, max_q_len; got {got})")
 
 
 def _spec(tensors: Tensors, layer: dict[str, torch.Tensor], asked: Asked) -> AttentionSpec:

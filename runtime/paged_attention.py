@@ -5,12 +5,13 @@
     output = attention.forward(query, key, value, block_ids)
     attention.free(request_id=1)
 
-One layer, one request a call: for learning and for checking. An engine takes `BlockManager` and plans a batch.
+One layer, one request a call: for learning and for checking. An engine takes `BlockManager` and plans a batch. What the
+layer adds, a window, fp8 caches, is said once; keys and values are written by the registry's cache_write, which quantises.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.ops.attention import AttentionSpec, AttentionStep
+from harness.ops.cache_write import CacheWriteSpec, CacheWriteStep
 from harness.ops.dtypes import torch_dtype
 from harness.ops.layouts import KV_NHD
-from harness.registry import Registry, Unsupported, default_registry
+from harness.registry import Impl, Registry, Unsupported, default_registry
 from runtime.errors import ForeignBlock, InvalidId, InvalidLength, SequenceExists, UnknownSequence
 from runtime.ids import as_ids
+from runtime.layer import read_layer
 from runtime.manager import BlockManager
 from runtime.tokens import as_integer
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     import torch
 
 DTYPES = ("f32", "f16", "bf16")
+#: what writes keys and values, the best first
+WRITES = {"cuda": ("cuda.cache_write", "torch.cache_write")}
 
 
 @dataclass
@@ -46,8 +51,14 @@ class Request:
 class PagedAttention:
     """A cache [num_blocks, 2, block_size, num_kv_heads, head_dim] and the requests in it.
 
-    impl      a name of the registry; it must take the layout KV_NHD
-    dtype     "f32", "f16" or "bf16": of the cache and of all that is handed in
+    impl                     a name of the registry; it must take the layout KV_NHD
+    dtype                    "f32", "f16" or "bf16": of all that is handed in, and of the cache without a kv_dtype
+    scale, window, softcap   of scores; a token sees so many keys, its own included; bound of scores (harness/ops/attention.py)
+    alibi_slopes, sinks      [num_heads] f32
+    kv_dtype                 "e4m3" or "e5m2" of a quantised cache, which needs both of
+    k_scale, v_scale         numbers, or f32 of shape [1] or [num_kv_heads]: key = float(key_cache) * k_scale
+
+    Raises InvalidLength, with the rule and what was got, for what cannot be meant.
     """
 
     def __init__(
@@ -62,6 +73,14 @@ class PagedAttention:
         dtype: str = "f32",
         device: str = "cpu",
         registry: Registry | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+        kv_dtype: str | None = None,
+        k_scale: torch.Tensor | float | None = None,
+        v_scale: torch.Tensor | float | None = None,
     ) -> None:
         who = "PagedAttention:"
         self.num_heads = as_integer(num_heads, f"{who} num_heads", 1)
@@ -74,13 +93,19 @@ class PagedAttention:
                 f"PagedAttention: num_heads must be a multiple of num_kv_heads, got {num_heads}, {num_kv_heads}"
             )
         self._manager = BlockManager(num_blocks, block_size)
+        heads = {"num_q_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        given = {
+            "scale": scale, "window": window, "softcap": softcap, "alibi_slopes": alibi_slopes, "sinks": sinks,
+            "kv_dtype": kv_dtype, "k_scale": k_scale, "v_scale": v_scale,
+        }  # fmt: skip
+        self._layer = read_layer({**heads, "block_size": self._manager.block_size, "dtype": dtype}, given, device)
         (entry,) = (registry or default_registry()).entries([f"{impl}[{KV_NHD}]"])
         self._impl, self._params = entry.impl, entry.impl.resolve_params({})
         self._dtype, self._device = dtype, device
         shape = (num_blocks, self.num_kv_heads, block_size, head_dim)
-        self.key_cache, self.value_cache = KV_NHD.empty(shape, torch_dtype(dtype), device)
+        self.key_cache, self.value_cache = KV_NHD.empty(shape, torch_dtype(kv_dtype or dtype), device)
         self._requests: dict[Hashable, Request] = {}
-        self._prepared: dict[int, Any] = {}  # by the power of two that bounds the query's tokens
+        self._prepared: dict[int, tuple[Any, Any]] = {}  # write and attention, by a power of two that bounds the query's tokens
 
     def allocate(self, request_id: Hashable, seq_len: int) -> list[int]:
         """Blocks for `seq_len` tokens of a new request, the prompt and all that will follow it."""
@@ -115,13 +140,15 @@ class PagedAttention:
                 f"PagedAttention.forward: request {request.request_id!r} has slots for {request.seq_len} tokens and holds "
                 f"{request.filled}, got {num_tokens} more: allocate as many as it will come to"
             )
-        prepared = self._prepare(num_tokens)  # what is unsupported is refused before anything is written
+        write, attend = self._prepare(num_tokens)  # what is unsupported is refused before anything is written
         with torch.no_grad():  # a cache outlives the graph that a layer's key would tie it to
-            self._write(request, key, value)
-            prepared.plan(self._step(request, num_tokens))
+            write.plan(self._slots(request, num_tokens))
+            write.launch(key.detach(), value.detach(), self.key_cache, self.value_cache, **self._layer.scales)
+            request.filled += num_tokens
+            attend.plan(self._step(request, num_tokens))
             out = torch.empty_like(query)
             lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
-            prepared.launch(query.detach(), self.key_cache, self.value_cache, out, lse)
+            attend.launch(query.detach(), self.key_cache, self.value_cache, out, lse, **self._layer.named)
         return out
 
     def free(self, request_id: Hashable) -> None:
@@ -161,47 +188,53 @@ class PagedAttention:
                     f"PagedAttention.forward: {name} must be {list(shape)} of {wanted}, at least one token, got {got}"
                 )
 
-    def _write(self, request: Request, key: torch.Tensor, value: torch.Tensor) -> None:
-        import torch
-
-        positions = np.arange(request.filled, request.filled + len(key))
-        size = self._manager.block_size
-        block = torch.from_numpy(np.array(request.block_ids)[positions // size]).to(key.device)
-        offset = torch.from_numpy(positions % size).to(key.device)
-        self.key_cache[block, offset] = key
-        self.value_cache[block, offset] = value
-        request.filled += len(key)
-
-    def _prepare(self, num_tokens: int) -> Any:
+    def _prepare(self, num_tokens: int) -> tuple[Any, Any]:
         capacity = 1 << (num_tokens - 1).bit_length()
         if capacity not in self._prepared:
-            num_blocks, block_size = self._manager.num_physical_blocks, self._manager.block_size
-            spec = AttentionSpec(
-                num_q_heads=self.num_heads,
-                num_kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
-                block_size=block_size,
-                dtype=self._dtype,
-                scale=1 / math.sqrt(self.head_dim),
-                layout=KV_NHD,
-                num_blocks=num_blocks,
-                max_num_seqs=1,
-                max_num_tokens=capacity,
-                max_q_len=capacity,
-                max_seq_len=num_blocks * block_size,
-                max_blocks_per_seq=num_blocks,
-                device=self._device,
-                params=self._params,
-            )
-            limits: Any = self._impl.limits  # it reads the fields that a spec shares with a case
-            kind = self._device.split(":")[0]
-            only = " or ".join(self._impl.devices)
-            elsewhere = kind in ("cpu", "cuda") and kind not in self._impl.devices
-            reason = f"runs on {only} only (got {kind})" if elsewhere else limits.why_not(spec) or self._impl.why_missing(kind)
-            if reason:
-                raise Unsupported(f"{self._impl.name} cannot run this PagedAttention: {reason}")
-            self._prepared[capacity] = self._impl.load()(spec)
+            attend = self._prepare_attention(capacity)
+            self._prepared[capacity] = (self._prepare_write(capacity), attend)
         return self._prepared[capacity]
+
+    def _prepare_attention(self, capacity: int) -> Any:
+        num_blocks, block_size = self._manager.num_physical_blocks, self._manager.block_size
+        spec = AttentionSpec(
+            num_q_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, block_size=block_size,
+            dtype=self._dtype, layout=KV_NHD, num_blocks=num_blocks, max_num_seqs=1, max_num_tokens=capacity,
+            max_q_len=capacity, max_seq_len=num_blocks * block_size, max_blocks_per_seq=num_blocks, device=self._device,
+            params=self._params, **self._layer.asked,
+        )  # fmt: skip
+        reason = self._why_not(self._impl, spec)
+        if reason:
+            raise Unsupported(f"{self._impl.name} cannot run this PagedAttention: {reason}")
+        return self._impl.load()(spec)
+
+    def _prepare_write(self, capacity: int) -> Any:
+        spec = CacheWriteSpec(
+            num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, block_size=self._manager.block_size, dtype=self._dtype,
+            layout=KV_NHD, num_blocks=self._manager.num_physical_blocks, max_num_tokens=capacity, device=self._device,
+            kv_dtype=self._layer.asked["kv_dtype"], kv_scales=self._layer.asked["kv_scales"],
+        )  # fmt: skip
+        *better, general = WRITES.get(self._device.split(":")[0], ("torch.cache_write",))
+        impls = {impl.name: impl for impl in default_registry()}
+        for name in better:
+            if self._why_not(impls[name], spec) is None:
+                with contextlib.suppress(Unsupported):  # what only preparing finds out: heads of broken vectors
+                    return impls[name].load()(spec)
+        return impls[general].load()(spec)
+
+    def _why_not(self, impl: Impl, spec: Any) -> str | None:
+        kind = self._device.split(":")[0]
+        only = " or ".join(impl.devices)
+        elsewhere = kind in ("cpu", "cuda") and kind not in impl.devices
+        return f"runs on {only} only (got {kind})" if elsewhere else impl.limits.why_not(spec) or impl.why_missing(kind)
+
+    def _slots(self, request: Request, num_tokens: int) -> CacheWriteStep:
+        import torch
+
+        positions = np.arange(request.filled, request.filled + num_tokens)
+        blocks, size = np.array(request.block_ids, np.int64), self._manager.block_size
+        slots = blocks[positions // size] * size + positions % size
+        return CacheWriteStep(slot_mapping=torch.from_numpy(slots).to(self._device), host_slot_mapping=slots)
 
     def _step(self, request: Request, num_tokens: int) -> AttentionStep:
         import torch

@@ -4,7 +4,7 @@
 
     out, lse = torch.ops.pagedbench.paged_attention(
         query, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale=None, layout="HND", max_q_len=1,
-        window=None, softcap=None, alibi_slopes=None, sinks=None, k_scale=None, v_scale=None,
+        window=None, softcap=None, alibi_slopes=None, sinks=None, k_scale=None, v_scale=None, plan=None,
     )
 
 Shapes
@@ -19,8 +19,9 @@ Shapes
 
 scale is head_dim ** -0.5 where it is None. max_q_len bounds the query tokens of each sequence: 1 is decode, which the fastest
 kernels ask for. A token at position p sees keys p - window < t <= p; softcap bounds scores before slopes and mask; sinks join
-a row's sum and its LSE (harness/ops/attention.py). Tables may share blocks. Rows past query_start_loc[-1], padding, are left as
-they were allocated. There is no backward.
+a row's sum and its LSE (harness/ops/attention.py). Tables may share blocks; on a GPU those are read once where `plan` is the id
+of a `StepPlan` (runtime/step_plan.py), which was given the step on the host. Rows past query_start_loc[-1], padding, are left
+as they were allocated. There is no backward.
 
 On a GPU nothing is read back: what a call does follows from shapes alone, lengths and tables are read by the kernels. The first
 call of new shapes, rounded up to powers of two, compiles and takes workspace; it must not be inside a CUDA graph's capture.
@@ -35,27 +36,31 @@ import numpy as np
 import torch
 
 from harness.ops.attention import AttentionStep
-from runtime.op_plan import Asked, Form, find_form, release
+from runtime.op_plan import Asked, Form, check_lengths, find_form, release
+from runtime.step_plan import StepPlan, find_plan
 
-__all__ = ["release"]
+__all__ = ["StepPlan", "release"]
 
 SCHEMA = (
     "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_tables, Tensor seq_lens, "
     "Tensor query_start_loc, float? scale=None, str layout='HND', int max_q_len=1, *, int? window=None, "
-    "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) "
-    "-> (Tensor out, Tensor lse)"
+    "float? softcap=None, Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None, "
+    "SymInt? plan=None) -> (Tensor out, Tensor lse)"
 )
 
 
 def _paged_attention(
     query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, block_tables: torch.Tensor,
     seq_lens: torch.Tensor, query_start_loc: torch.Tensor, scale: float | None = None, layout: str = "HND", max_q_len: int = 1,
-    *, window: int | None = None, softcap: float | None = None, **named: torch.Tensor | None,
+    *, window: int | None = None, softcap: float | None = None, plan: int | None = None, **named: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     tensors = (query, key_cache, value_cache, block_tables, seq_lens, query_start_loc)
     layer = {name: tensor for name, tensor in named.items() if tensor is not None}
     out, lse = _results(*tensors, **layer)
     asked = Asked(scale, layout, max_q_len, window, softcap)
+    if plan is not None:
+        find_plan(plan).launch(tensors, layer, asked, out, lse)
+        return out, lse
     form = find_form(tensors, layer, asked)
     if not (len(query) and len(seq_lens)):
         return out, lse
@@ -89,17 +94,9 @@ def _run_on_host(
     """On a CPU contents can be seen: they are planned by, and what must not be is refused."""
     query, key_cache, value_cache = tensors[:3]
     tables, seq_lens, starts = (t.numpy() for t in tensors[3:])
-    q_lens, num_tokens, longest = np.diff(starts), int(starts[-1]), tables.shape[1] * form.block_size
-    for name, got, least, most in (
-        ("query_start_loc[0]", starts[0], 0, 0), ("query_start_loc[-1]", num_tokens, 0, len(out)),
-        ("seq_lens", seq_lens.min(), 0, longest), ("seq_lens", seq_lens.max(), 0, longest),
-        ("query tokens of a sequence", q_lens.min(), 0, asked.max_q_len),
-        ("query tokens of a sequence", q_lens.max(), 0, asked.max_q_len),
-    ):  # fmt: skip
-        if not least <= got <= most:
-            rule = f"at least {least}" if got < least else f"at most {most}"
-            raise ValueError(f"paged_attention: {name} must be {rule} (query, block_tables, max_q_len; got {got})")
-    firsts = np.maximum(seq_lens - q_lens - asked.window + 1, 0) if asked.window else np.zeros_like(seq_lens)
+    num_tokens = int(starts[-1])
+    check_lengths(seq_lens, starts, tables.shape[1] * form.block_size, len(out), asked.max_q_len)
+    firsts = np.maximum(seq_lens - np.diff(starts) - asked.window + 1, 0) if asked.window else np.zeros_like(seq_lens)
     begins = np.arange(tables.shape[1]) * form.block_size  # of each block, whose keys are seen or not
     ids = tables[(begins < seq_lens[:, None]) & (begins + form.block_size > firsts[:, None])]
     if ids.size and not 0 <= ids.min() <= ids.max() < len(key_cache):

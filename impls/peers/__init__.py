@@ -8,6 +8,7 @@ NAME.lse asks for it and converts it to natural logarithm: that row is checked a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 from harness.ops.layouts import HND, KV_NHD, NHD, X_PACKED
 from harness.registry import Impl, Limits
@@ -35,6 +36,14 @@ def _with_lse(impl: Impl) -> tuple[Impl, Impl]:
 
 def _flashinfer(name: str, prepare: str, **fields: object) -> Impl:
     return _peer(f"flashinfer.{name}", f"flashinfer:{prepare}", **{"available": "impls.peers.libraries:flashinfer", **fields})
+
+
+def _flashinfer_prefill(name: str, prepare: str, rounds: set[str], features: Set[str], **fields: object) -> Impl:
+    limits = Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS, features=frozenset(features))
+    return _peer(
+        f"flashinfer.{name}", f"flashinfer_prefill:{prepare}", layouts=(HND, NHD), limits=limits, quantises=frozenset(rounds),
+        available="impls.peers.libraries:flashinfer", **fields,
+    )
 
 
 def _xqa(name: str, prepare: str, rounds: set[str], features: set[str], note: str) -> Impl:
@@ -86,6 +95,22 @@ PEERS: tuple[Impl, ...] = (
     *_with_lse(_flashinfer(
         "batch", "Batch", layouts=(HND, NHD), quantises=frozenset({"partials", "merges", "normaliser"}),
         limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS), note="FlashInfer's persistent BatchAttention",
+    )),
+    *_with_lse(_flashinfer_prefill(
+        "prefill.fa2", "Prefill", {"partials", "merges", "normaliser", "tanh"}, MASKS | {"e4m3", "e5m2"}, tails="window",
+        params={"cuda_graph": (0, 1)}, timed_from=2, note="FlashInfer's paged prefill, the group packed, keys split over CTAs",
+    )),
+    *_with_lse(_flashinfer_prefill(
+        "prefill.fa3", "PrefillFa3", {"tanh"}, MASKS, tails="window", params={"cuda_graph": (0, 1)}, timed_from=2,
+        note="FlashInfer's paged prefill by its kernels for Hopper",
+    )),
+    _flashinfer_prefill(
+        "cascade", "Cascade", {"partials", "merges", "levels", "normaliser", "tanh"}, {"softcap"}, params={"levels": (3, 2)},
+        note="FlashInfer's cascade: a level for each prefix that neighbours share",
+    ),
+    *_with_lse(_flashinfer_prefill(
+        "cascade.fa2", "CascadeFa2", {"partials", "merges", "levels", "normaliser", "tanh"}, {"softcap", "e4m3", "e5m2"},
+        params={"levels": (3, 2)}, note="the same of its parts on fa2, which splits a prefix over CTAs",
     )),
     _xqa("xqa", "Xqa", {"partials", "merges", "warps", "scales", "normaliser"}, set(), "TensorRT-LLM's XQA in FlashInfer"),
     _xqa("xqa.fp8", "XqaFp8", {"partials", "query", "probabilities"}, {"e4m3"}, "XQA on fp8: query rounded as well"),

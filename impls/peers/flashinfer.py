@@ -1,5 +1,7 @@
 """FlashInfer: decode by CUDA cores and by tensor cores, the persistent BatchAttention, and TensorRT-LLM's XQA.
 
+Its prefill and its cascade: flashinfer_prefill.py.
+
 Its log-sum-exp is in base 2: entries that give one multiply it by ln 2, in a kernel of its own.
 """
 
@@ -31,7 +33,23 @@ BATCH_TILES = 128 + 16
 SEMAPHORES, SCRATCH = 8 * MIB, 56 * MIB  # of XQA
 
 
-class Planned(Peer):
+class Scaled(Peer):
+    """Takes the scales of a quantised cache as numbers, one for K and one for V."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        require_one_scale(spec)
+        self._host_scales = HostScales()
+        if spec.kv_dtype:
+            self.ledger = {**self.ledger, "scales": SCALES}
+
+    def _scales(self) -> dict[str, float]:
+        """k_scale and v_scale of the launch; nothing where the cache is not quantised."""
+        names = ("k_scale", "v_scale") if self.spec.kv_dtype else ()
+        return {name: self._host_scales(self.layer[name]) for name in names}
+
+
+class Planned(Scaled):
     """A wrapper that is planned on the host: its plan goes to the device through one pinned buffer of its own."""
 
     _copied: torch.cuda.Event | None = None
@@ -45,6 +63,14 @@ class Planned(Peer):
             self._copied = torch.cuda.Event()
             self._copied.record()
 
+    def _fields(self) -> dict[str, Any]:
+        """What every wrapper's plan takes by name."""
+        spec = self.spec
+        return {
+            "q_data_type": torch_dtype(spec.dtype), "kv_data_type": torch_dtype(spec.cache_dtype), "sm_scale": spec.scale,
+            "window_left": spec.window - 1 if spec.window else -1, "logits_soft_cap": spec.softcap,
+        }
+
 
 class Decode(Planned):
     """BatchDecodeWithPagedKVCacheWrapper on CUDA cores. Takes 128 MiB and more for partial results."""
@@ -54,10 +80,6 @@ class Decode(Planned):
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
-        require_one_scale(spec)
-        self._host_scales = HostScales()
-        if spec.kv_dtype:
-            self.ledger = {**self.ledger, "scales": SCALES}
         self._class = FLASHINFER.load().BatchDecodeWithPagedKVCacheWrapper
         partials = 4 * 16 * spec.max_num_seqs * spec.num_q_heads * spec.head_dim  # a tile of 16 rows in float each
         self._floats = workspace(max(FLOAT_WORKSPACE, 2 * partials), torch.uint8, spec.device).zero_()
@@ -84,18 +106,14 @@ class Decode(Planned):
             self._wrapper = self._make(self._num_rows)
         indptr, indices, last = pages(rows.host_block_tables, rows.host_seq_lens, spec.block_size)
         self._wrapper.plan(
-            indptr, indices, last, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.block_size,
-            q_data_type=torch_dtype(spec.dtype), kv_data_type=torch_dtype(spec.cache_dtype), sm_scale=spec.scale,
-            window_left=spec.window - 1 if spec.window else -1, logits_soft_cap=spec.softcap,
+            indptr, indices, last, spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, **self._fields()
         )
 
     def _launch(
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
         require_contiguous(out=out, lse=lse)
-        more: dict[str, Any] = {}
-        if self.spec.kv_dtype:
-            more = {name: self._host_scales(self.layer[name]) for name in ("k_scale", "v_scale")}
+        more = self._scales()
         if not self.wants_lse:
             self._wrapper.run(query, (key_cache, value_cache), out=out, **more)
             return
@@ -143,17 +161,13 @@ class Batch(Planned):
             lse.mul_(math.log(2))
 
 
-class Xqa(Peer):
+class Xqa(Scaled):
     """xqa_batch_decode_with_kv_cache: TensorRT-LLM's decode. It plans nothing, and gives no log-sum-exp."""
 
     ledger = {"library": "nothing is planned: tables and lengths are read by the kernel"}
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
-        require_one_scale(spec)
-        self._host_scales = HostScales()
-        if spec.kv_dtype:
-            self.ledger = {**self.ledger, "scales": SCALES}
         self._decode = FLASHINFER.load("flashinfer.decode").xqa_batch_decode_with_kv_cache
         _require_xqa(spec)
         self._workspace = workspace(SEMAPHORES + SCRATCH, torch.uint8, spec.device).zero_()  # semaphores begin at 0
@@ -167,10 +181,11 @@ class Xqa(Peer):
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
         require_contiguous(query=query, out=out)
+        scales = self._scales()
         self._decode(
             query, (key_cache, value_cache), self._workspace, self._rows.block_tables, self._lengths, self._rows.max_seq_len,
-            bmm1_scale=self.spec.scale * self._host_scales(self.layer.get("k_scale")),
-            bmm2_scale=self._host_scales(self.layer.get("v_scale")), out=out, kv_layout=self.spec.layout.name,
+            bmm1_scale=self.spec.scale * scales.get("k_scale", 1.0), bmm2_scale=scales.get("v_scale", 1.0),
+            out=out, kv_layout=self.spec.layout.name,
             window_left=self.spec.window - 1 if self.spec.window else -1, sinks=self.layer.get("sinks"),
         )
 

@@ -97,9 +97,7 @@ class HostScales:
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
 
-    def __call__(self, scale: torch.Tensor | None) -> float:
-        if scale is None:
-            return 1.0
+    def __call__(self, scale: torch.Tensor) -> float:
         if not (scale.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._known[scale.data_ptr()] = float(scale)
         return self._known[scale.data_ptr()]

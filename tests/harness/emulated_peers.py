@@ -65,6 +65,19 @@ def merged(problem, num_parts, ways):
     return whole / weight.sum(0)
 
 
+def cascaded(problem, ends, num_parts, ways=8):
+    """Levels of keys that end at `ends`, each of so many parts; their outputs are merged one after the other (cascade.cuh)."""
+    levels = [problem.part(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    outs = [_rounded(merged(level, num_parts, ways), problem) for level in levels]
+    *logs, lse = [level.scores.logsumexp(-1) for level in levels]
+    out = outs[-1]
+    for other, log in zip(outs, logs, strict=False):
+        whole = torch.logaddexp(lse, log)
+        out = _rounded((lse - whole).exp()[..., None] * out + (log - whole).exp()[..., None] * other, problem)
+        lse = whole
+    return out
+
+
 def _num_groups(problem):
     """XQA's four warps stand side by side over 64 elements each, and in groups along the tokens where there are fewer."""
     return max(1, 256 // problem.query.shape[-1])
@@ -90,6 +103,8 @@ SHAPES = {
     "four groups of warps": ("xqa", 2048, (2, 8, 4, 64), lambda p: xqa(p, 2)),
     "an eighth of facts.i, 4 parts": ("batch", 8192, (4, 2, 16, 128), lambda p: merged(p, 4, 2)),
     "32 parts": ("batch", 8192, (1, 8, 4, 128), lambda p: merged(p, 32, 2)),
+    "two levels of 16 parts": ("cascade.fa2", 8192, (1, 8, 4, 128), lambda p: cascaded(p, [8000, 8192], 16)),
+    "three levels of 16 parts": ("cascade.fa2", 8192, (1, 2, 16, 128), lambda p: cascaded(p, [2730, 5460, 8192], 16)),
     "32 parts in eight ways": ("tensor_core", 8192, (1, 8, 4, 128), lambda p: merged(p, 32, 8)),
 }
 

@@ -19,6 +19,7 @@ from harness.ops import operator
 from harness.ops.attention import AttentionCase
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
+from harness.ops.features import FEATURES
 from harness.ops.layouts import CONTIGUOUS, HND, NHD
 from harness.options import Options
 from harness.registry import DETERMINISTIC, RELATIONS, Entry, Impl, Limits, Registry, Unsupported
@@ -137,6 +138,31 @@ def shares(toy):
     return len(set(owned.tolist())) < len(owned)
 
 
+class Featured(numpy_online.Online):
+    """numpy.online with all that a layer adds; `errs` on steps that are shorter than the case's."""
+
+    errs = False
+
+    def launch(self, query, key_cache, value_cache, out, lse, **layer):
+        super().launch(query, key_cache, value_cache, out, lse, **layer)
+        if self.errs and self.step.host_seq_lens.max() < 30:
+            lse.add_(0.01)
+
+
+#: decode of sequences whose windows begin in blocks and at them, some with fewer keys than a window
+LONGER = dataclasses.replace(CASE, name="tiny.longer", seq_lens=(31, 9, 16, 0, 25, 1), q_lens=(1, 1, 0, 1, 1, 1))
+ADDED = {
+    "window": {"window": 10},
+    "window of one key": {"window": 1},
+    "window at blocks": {"window": 8, "seq_lens": (32, 16, 24), "q_lens": ()},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi": True, "num_kv_heads": 4},
+    "sinks": {"sinks": True},
+    "e4m3": {"kv_dtype": "e4m3", "kv_scales": "head"},
+    "prefix": {"prefix": ((0, 0), (0, 8), (0, 8), (0, 0), (1, 8), (0, 0))},
+    "all": {"window": 10, "softcap": 3.0, "alibi": True, "sinks": True, "kv_dtype": "e5m2"},
+}
+
 FIRST_BLOCK = operator("attention").build(CASE, PLAIN, layers=1, device="cpu").step.host_block_tables[0, 0]
 
 FAULTS = {
@@ -167,7 +193,8 @@ BITS = {
     "strided_query": rounding(lambda toy, query, key_cache: not query.is_contiguous()),
     "strided_cache": rounding(lambda toy, query, key_cache: not key_cache.is_contiguous()),
 }
-TOYS = {**FAULTS, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses}
+FEATURED = {"featured": Featured, "featured_errs": type("Toy", (Featured,), {"errs": True})}
+TOYS = {**FAULTS, **FEATURED, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses}
 
 
 def __getattr__(name):
@@ -220,6 +247,34 @@ def test_the_right_hold_every_relation(case, layout):
     assert note["repeat"] == "bitwise"
     assert note["graph"] == note["side_stream"] == note["replay"] == NO_GPU
     assert note["halves"].startswith("not run") == (case is CHUNKED or layout is CONTIGUOUS)
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_halves_are_the_whole_with_all_that_a_layer_adds(added, monkeypatch):
+    """Windows, distances and sinks of a half are put right; who errs on short sequences alone is found by it."""
+    case = dataclasses.replace(LONGER, **ADDED[added])
+    everything = {"limits": Limits(features=FEATURES), "params": {}}
+    held = hold(toy("featured", **everything), case, only="halves", monkeypatch=monkeypatch)
+    _, why = hold(toy("featured_errs", **everything), case, only="halves", monkeypatch=monkeypatch)
+
+    assert held in [({"halves": how}, None) for how in ("bitwise", "tolerance")]
+    assert why.startswith("relation halves: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"q_lens": (3, 1, 1, 0, 1, 1)}, "halves are for decode: with several query tokens the mask would move"),
+        ({"window": 10, "prefix": ((0, 0), (0, 8), *((0, 0),) * 4)},
+         "sequences share blocks, in which what a window leaves would begin at another place"),
+    ],
+)  # fmt: skip
+def test_halves_that_would_say_nothing_are_not_run(fields, why, monkeypatch):
+    """And say why."""
+    case = dataclasses.replace(LONGER, **fields)
+    impl = toy("featured", limits=Limits(features=FEATURES), params={})
+
+    assert hold(impl, case, only="halves", monkeypatch=monkeypatch) == ({"halves": f"not run: {why}"}, None)
 
 
 def test_a_claim_of_bits_is_held_to_its_bits(monkeypatch):

@@ -10,7 +10,7 @@ from harness.hazards import PLAIN
 from harness.ops import operator
 from harness.ops.cache_write import CacheWriteCase, CacheWriteSpec, CacheWriteStep
 from harness.ops.dtypes import torch_dtype
-from harness.ops.layouts import HND_SWIZZLED, X_PACKED
+from harness.ops.layouts import HND_SWIZZLED, NHD, X_PACKED
 from harness.ops.quantised import quantise
 from harness.registry import Registry, Unsupported
 from impls import IMPLS
@@ -210,17 +210,47 @@ def test_quantises_what_it_writes(entry, dtype, kv_dtype, kv_scales):
     assert 0.0003 < (written.abs() == largest).double().mean() < 0.05
 
 
-@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
-def test_numpy_rounds_to_fp8_as_torch_does(kv_dtype):
-    """Every number of 16 bits, those half between two of fp8 among them, NaN and infinity too: two codes, one answer."""
+def all_numbers(dtype):
+    """Every number of 16 bits, and those half between two of fp8: [n] f32, NaN and infinity too."""
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
-    dtype = torch_dtype(kv_dtype)
     halves = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype).float().unique()
     halves = halves[halves.isfinite()]
-    every = torch.cat([numbers, (halves[1:] + halves[:-1]) / 2])
+    numbers = torch.where(numbers.isnan(), torch.nan, numbers)  # NumPy warns of those that signal
+    return torch.cat([numbers, (halves[1:] + halves[:-1]) / 2])
 
-    got = torch.from_numpy(fp8_bits(every.numpy(), kv_dtype)).view(dtype)
 
-    want = quantise(every, torch.ones(()), dtype)
-    assert torch.equal(got.isnan(), every.isnan())
-    assert torch.equal(got[~every.isnan()].view(torch.uint8), want[~every.isnan()].view(torch.uint8))
+def assert_rounded_as_torch_does(got, numbers, dtype):
+    want = quantise(numbers, torch.ones((), device=numbers.device), dtype)
+    is_nan = numbers.isnan()
+    assert torch.equal(got.float().isnan(), is_nan)
+    assert torch.equal(got[~is_nan].view(torch.uint8), want[~is_nan].view(torch.uint8))
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+def test_numpy_rounds_to_fp8_as_torch_does(kv_dtype):
+    """All numbers: two codes, one answer."""
+    dtype = torch_dtype(kv_dtype)
+    every = all_numbers(dtype)
+
+    assert_rounded_as_torch_does(torch.from_numpy(fp8_bits(every.numpy(), kv_dtype)).view(dtype), every, dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("entry", [entry for entry in QUANTISING if entry.layout is NHD], ids=str)
+def test_all_numbers_are_rounded_alike(entry, kv_dtype):
+    """By whoever writes a cache."""
+    device, dtype = device_of(entry.impl), torch_dtype(kv_dtype)
+    every = all_numbers(dtype).to(device)
+    rows = torch.nn.functional.pad(every, (0, -len(every) % 2048)).view(-1, 16, 128)
+    spec = CacheWriteSpec(
+        num_kv_heads=16, head_dim=128, block_size=1, dtype="f32", layout=NHD, num_blocks=len(rows), max_num_tokens=len(rows),
+        device=device, params=entry.impl.resolve_params({}), kv_dtype=kv_dtype,
+    )
+    prepared, slots = entry.impl.load()(spec), torch.arange(len(rows))
+    caches = NHD.empty((len(rows), 16, 1, 128), dtype, device)
+    prepared.plan(CacheWriteStep(slot_mapping=slots.to(device), host_slot_mapping=slots.numpy()))
+    ones = torch.ones(1, device=device)
+    prepared.launch(rows, rows, *caches, k_scale=ones, v_scale=ones)
+
+    for cache in caches:
+        assert_rounded_as_torch_does(cache.flatten(), rows.flatten(), dtype)

@@ -34,6 +34,21 @@ CASES = {
 }
 
 
+#: neighbours that begin with the same blocks, and some that do not
+SHARED = {
+    case.name.removeprefix("peers."): case
+    for case in (
+        decode("prefix", seq_lens=(70, 50, 64, 33), prefix=((0, 0), (0, 48), (0, 32), (0, 32))),
+        decode("prefix_groups", seq_lens=(40, 40, 20, 70, 65), prefix=((0, 0), (0, 32), (0, 0), (0, 0), (3, 64)), dtype="f16"),
+        decode(
+            "prefix_levels", seq_lens=(100, 90, 80, 70, 34),
+            prefix=((0, 0), (0, 80), (0, 32), (2, 64), (0, 16)), q_lens=(4, 1, 0, 6, 2),
+        ),
+        decode("prefix_softcap", seq_lens=(70, 50, 64), prefix=((0, 0), (0, 48), (0, 48)), softcap=20.0),
+        decode("prefix_e4m3", seq_lens=(70, 50, 64), prefix=((0, 0), (0, 48), (0, 48)), kv_dtype="e4m3"),
+    )
+}
+
 #: what a layer adds
 ASKED = {
     case.name.removeprefix("peers."): case

@@ -1,7 +1,8 @@
 """FlashInfer on a CPU: its signatures and refusals, the answers in torch.
 
 Signatures of flashinfer-python 0.6.12: flashinfer/decode.py (BatchDecodeWithPagedKVCacheWrapper,
-xqa_batch_decode_with_kv_cache) and flashinfer/attention/_core.py (BatchAttention); refusals also of csrc/batch_decode.cu,
+xqa_batch_decode_with_kv_cache), flashinfer/attention/_core.py (BatchAttention), flashinfer/prefill.py
+(BatchPrefillWithPagedKVCacheWrapper) and flashinfer/cascade.py; refusals also of csrc/batch_decode.cu, csrc/batch_prefill.cu,
 include/flashinfer/utils.cuh (groups), xqa.py and jit/xqa.py.
 """
 
@@ -22,6 +23,9 @@ def module():
     package, decode = types.ModuleType("flashinfer"), types.ModuleType("flashinfer.decode")
     package.BatchDecodeWithPagedKVCacheWrapper = BatchDecodeWithPagedKVCacheWrapper
     package.BatchAttention = BatchAttention
+    package.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper
+    package.MultiLevelCascadeAttentionWrapper = MultiLevelCascadeAttentionWrapper
+    package.merge_state_in_place = merge_state_in_place
     decode.xqa_batch_decode_with_kv_cache = xqa_batch_decode_with_kv_cache
     return {"flashinfer": package, "flashinfer.decode": decode}
 
@@ -163,3 +167,112 @@ def xqa_batch_decode_with_kv_cache(
     )
     write_flat(out, made * bmm2_scale)
     return out
+
+
+class BatchPrefillWithPagedKVCacheWrapper:
+    def __init__(
+        self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, paged_kv_indptr_buf=None,
+        paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto",
+        jit_args=None, jit_kwargs=None,
+    ):
+        require(kv_layout in ("NHD", "HND") and backend in ("auto", "fa2", "fa3"), "layout or backend")
+        self._layout, self._graph, self._backend, self._most_rows = kv_layout, use_cuda_graph, backend, None
+        self._buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
+        if use_cuda_graph:
+            if not all(torch.is_tensor(buffer) for buffer in self._buffers):
+                raise ValueError("the buffers should be a torch.Tensor in CUDA graph mode")
+            if not len(qo_indptr_buf) == len(paged_kv_indptr_buf) == len(paged_kv_last_page_len_buf) + 1:
+                raise ValueError("The length of paged_kv_indptr_buf should be batch_size + 1.")
+
+    def plan(
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim_qk,
+        page_size, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode="NONE",
+        use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None,
+        q_data_type="float16", kv_data_type=None, o_data_type=None, non_blocking=True, prefix_len_ptr=None,
+        token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, seq_lens=None, seq_lens_q=None,
+        block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
+    ):
+        held = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+        require(all(part.dtype == torch.int32 and part.device.type == "cpu" for part in held), "int32, on the host here")
+        require(self._backend != "fa3" or kv_data_type == q_data_type, "fa3 takes fp8 caches with fp8 queries alone")
+        require((qo_indptr.diff() >= 0).all() and (paged_kv_indptr.diff() >= 0).all(), "should be non-negative")
+        if self._graph:
+            self._most_rows = self._most_rows or int(qo_indptr[-1])
+            if int(qo_indptr[-1]) > self._most_rows:
+                raise ValueError("The total number of rows in qo_indptr in cuda graph mode cannot exceed that of the first")
+            if len(qo_indptr) != len(self._buffers[0]):
+                raise ValueError("The batch size should be fixed during the lifecycle of the wrapper in cuda graph mode")
+            if len(paged_kv_indices) > len(self._buffers[2]):
+                raise ValueError("The length of paged_kv_indices exceeds the allocated buffer size.")
+            held = tuple(buffer[: len(part)].copy_(part) for buffer, part in zip(self._buffers, held, strict=True))
+        self._held, self._page_size, self._scale, self._causal = held, page_size, sm_scale, causal
+        require(pos_encoding_mode == "NONE" and not use_fp16_qk_reduction and custom_mask is None, "another kernel")
+        self._masks = {"window_left": window_left, "softcap": logits_soft_cap}
+        self._dtypes, self._heads = (q_data_type, kv_data_type or q_data_type), (num_qo_heads, num_kv_heads, head_dim_qk)
+
+    def run(
+        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
+        enable_pdl=None, window_left=None, sinks=None, kv_cache_sf=None, skip_softmax_threshold_scale_factor=None,
+    ):
+        key, value = by_token(paged_kv_cache, self._layout)
+        starts, indptr, indices, last = self._held
+        if (q.dtype, key.dtype) != self._dtypes:
+            raise ValueError("the dtypes of q and kv do not match those given to plan")
+        require((q.shape[1], *key.shape[2:]) == self._heads and key.shape[1] == self._page_size, "shapes are not as planned")
+        if len(q) != int(starts[-1]):
+            raise ValueError("q.shape[0] does not match qo_indptr[-1]")
+        require(all(one is None or isinstance(one, float) for one in (k_scale, v_scale)), "scales are numbers here")
+        require(window_left is None and sinks is None, "as planned, and ignored by fa2 and fa3")
+        seq_lens = (indptr.diff() - 1).clamp(min=0) * self._page_size + last
+        made, logs = attend(
+            q, key, value, tables_of(indptr, indices), seq_lens, starts, self._scale or q.shape[-1] ** -0.5, self._causal,
+            **self._masks, k_scale=1.0 if k_scale is None else k_scale,
+        )
+        out = torch.zeros_like(q) if out is None else out
+        require_tensor(out, q.shape, q.dtype, "out")
+        write_flat(out, made.to(q.dtype) if v_scale is None else made.to(q.dtype) * v_scale)
+        if return_lse:
+            lse = torch.empty(q.shape[:2]) if lse is None else lse
+            require_tensor(lse, q.shape[:2], torch.float32, "lse")
+            write_flat(lse, logs / math.log(2))
+            return out, lse
+        return out
+
+
+def merge_state_in_place(v, s, v_other, s_other, mask=None):
+    require(all(tensor.is_contiguous() for tensor in (v, s, v_other, s_other)), "must be contiguous")
+    require(v.shape == v_other.shape and s.shape == s_other.shape == v.shape[:2], "shapes must be the same")
+    whole = torch.maximum(s, s_other)
+    mine, other = (s - whole).exp2(), (s_other - whole).exp2()
+    share = (mine / (mine + other))[..., None]
+    v.copy_(share * v.float() + (1 - share) * v_other.float())
+    s.copy_((mine + other).log2() + whole)
+
+
+class MultiLevelCascadeAttentionWrapper:
+    def __init__(
+        self, num_levels, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf_arr=None,
+        paged_kv_indptr_buf_arr=None, paged_kv_indices_buf_arr=None, paged_kv_last_page_len_buf_arr=None,
+    ):
+        require(not use_cuda_graph, "not faked")
+        made = BatchPrefillWithPagedKVCacheWrapper
+        self._wrappers = [made(float_workspace_buffer, kv_layout) for _ in range(num_levels)]
+
+    def plan(
+        self, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, num_qo_heads, num_kv_heads,
+        head_dim, page_size, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None, window_left=-1,
+        logits_soft_cap=None, rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None,
+    ):
+        arrays = (qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)
+        for wrapper, *tensors in zip(self._wrappers, *arrays, strict=True):
+            wrapper.plan(
+                *tensors, num_qo_heads, num_kv_heads, head_dim, page_size, causal=causal and wrapper is self._wrappers[-1],
+                pos_encoding_mode=pos_encoding_mode, use_fp16_qk_reduction=use_fp16_qk_reduction, sm_scale=sm_scale,
+                window_left=window_left, logits_soft_cap=logits_soft_cap, q_data_type=q_data_type, kv_data_type=kv_data_type,
+            )
+
+    def run(self, q, paged_kv_cache):
+        out, lse = self._wrappers[-1].run(q, paged_kv_cache, return_lse=True)
+        for wrapper in self._wrappers[:-1]:
+            merge_state_in_place(out, lse, *wrapper.run(q, paged_kv_cache, return_lse=True))
+        return out

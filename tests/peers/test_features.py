@@ -15,6 +15,8 @@ from tests.peers.conftest import ASKED
 ROWS = [
     *((name, case) for name in ("peer.flashinfer.decode", "peer.flashinfer.tensor_core.lse") for case in
       ("window", "softcap", "e4m3")),
+    *(("peer.flashinfer.prefill.fa2", case) for case in ("window", "window_prefill", "softcap", "e4m3")),
+    *(("peer.flashinfer.prefill.fa3.lse", case) for case in ("window", "window_prefill", "softcap")),
     ("peer.flashinfer.xqa", "window"), ("peer.flashinfer.xqa", "sinks"), ("peer.flashinfer.xqa.fp8", "e4m3"),
     *((f"peer.{name}", case) for name in ("fa3", "fa3.scheduled.lse", "vllm.fa3", "vllm.fa3.scheduled.lse") for case in
       ("window", "window_prefill", "softcap")),

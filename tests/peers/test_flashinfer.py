@@ -7,12 +7,14 @@ import sys
 
 import pytest
 
-from impls.peers import flashinfer
+from impls.peers import flashinfer, flashinfer_prefill
 from tests.peers import fake_flashinfer
-from tests.peers.conftest import CASES
+from tests.peers.conftest import CASES, SHARED
 
 DECODE = [f"peer.flashinfer.{name}" for name in ("decode", "decode.lse", "tensor_core", "tensor_core.lse", "xqa")]
 BATCH = ["peer.flashinfer.batch", "peer.flashinfer.batch.lse"]
+PREFILL = [f"peer.flashinfer.prefill.{name}" for name in ("fa2", "fa2.lse", "fa3", "fa3.lse")]
+CASCADE = [f"peer.flashinfer.cascade{name}" for name in ("", ".fa2", ".fa2.lse")]
 ONE_TOKEN = ("ragged", "some_without_a_token", "no_token", "own_scale", "partitions")
 
 
@@ -22,12 +24,13 @@ def library(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     for size in ("FLOAT_WORKSPACE", "SCRATCH"):  # zeroing them takes longer than all else
         monkeypatch.setattr(flashinfer, size, 4096)
+    monkeypatch.setattr(flashinfer_prefill, "FLOAT_WORKSPACE", 4096)
     monkeypatch.setattr(flashinfer, "SEMAPHORES", fake_flashinfer.SEMAPHORES)
 
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [(name, case) for name in DECODE + BATCH for case in ONE_TOKEN] + [(name, "prefill") for name in BATCH],
+    [(name, case) for name in DECODE + BATCH + PREFILL for case in ONE_TOKEN] + [(name, "prefill") for name in BATCH + PREFILL],
 )
 def test_every_argument_arrives_as_flashinfer_takes_it(measured, name, case):
     """In both layouts, base-2 log-sum-exp converted, relations held to, unused table entries left alone."""
@@ -36,6 +39,34 @@ def test_every_argument_arrives_as_flashinfer_takes_it(measured, name, case):
     assert {layout: (record.status, record.reason) for layout, record in found.items()} == dict.fromkeys(
         ("HND", "NHD"), ("ok", None)
     )
+
+
+@pytest.mark.parametrize("name", CASCADE)
+@pytest.mark.parametrize(("case", "levels"), [*((case, 3) for case in SHARED), ("prefix_levels", 2)])
+def test_what_neighbours_share_is_a_level(measured, name, case, levels):
+    """Groups, levels, ragged query tokens and sequences that share nothing; merged by log-sum-exp."""
+    found = measured(name, SHARED[case], levels=levels)
+    refused = ("unsupported", "e4m3 is not implemented (implements: softcap)")
+    want = refused if case == "prefix_e4m3" and "fa2" not in name else ("ok", None)
+
+    assert {layout: (record.status, record.reason) for layout, record in found.items()} == dict.fromkeys(("HND", "NHD"), want)
+
+
+@pytest.mark.parametrize("name", CASCADE)
+def test_a_cascade_is_for_batches_that_share(measured, name):
+    """Elsewhere it would be a row of the prefill wrapper under another name."""
+    says = "neighbours in the batch must begin with the same blocks (got none that do)"
+
+    assert {(record.status, record.reason) for record in measured(name, CASES["ragged"]).values()} == {("unsupported", says)}
+
+
+@pytest.mark.parametrize("case", ["some_without_a_token", "prefill"])
+@pytest.mark.parametrize("name", ["peer.flashinfer.prefill.fa2", "peer.flashinfer.prefill.fa3.lse"])
+def test_a_prefill_may_have_fixed_buffers(measured, name, case):
+    """cuda_graph=1: what serves an engine that captures a step."""
+    found = measured(name, CASES[case], cuda_graph=1)
+
+    assert {(record.status, record.reason) for record in found.values()} == {("ok", None)}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+from harness.ops.dtypes import torch_dtype
+from harness.ops.quantised import quantise
 from harness.registry import Registry, Unsupported
 from runtime import ForeignBlock, InvalidLength, OutOfBlocks, SequenceExists, UnknownSequence
 from runtime.ascend_npu import IMPLS as IMPLS_NPU
@@ -18,13 +20,21 @@ def tokens(count, heads, seed):
     return torch.randn(count, heads, 16, generator=torch.Generator().manual_seed(seed))
 
 
-def truth(query, key, value):
+def truth(query, key, value, *, scale=1 / 4, window=None, softcap=None, alibi_slopes=None, sinks=None):
     """Causal attention of the last len(query) tokens, in float64."""
-    group = query.shape[1] // key.shape[1]
-    key, value = (part.double().repeat_interleave(group, dim=1) for part in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query.double(), key) / 4
-    seen = torch.arange(len(key)) <= torch.arange(len(query))[:, None] + len(key) - len(query)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
+    heads = query.shape[1]
+    key, value = (part.double().repeat_interleave(heads // key.shape[1], dim=1) for part in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    behind = torch.arange(len(query))[:, None] + len(key) - len(query) - torch.arange(len(key))
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes[:, None, None] * behind
+    seen = (behind >= 0) & (behind < (window or len(key)))
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(heads, len(query), 1)], dim=2)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(key)], value)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -44,6 +54,90 @@ def test_two_requests_decode_side_by_side(impl):
             seen[name] = tuple(torch.cat(pair) for pair in zip(seen[name], (key, value), strict=True))
             out = attention.forward(query, key, value, blocks[name])
             torch.testing.assert_close(out.double(), truth(query, *seen[name]), rtol=1e-5, atol=1e-5)
+
+
+SLOPES, SINKS = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.tensor([1.0, -3.0, 0.0, 2.0])
+BY_HEAD = {"k_scale": torch.tensor([0.5, 0.01]), "v_scale": torch.tensor([0.02, 0.25])}
+ADDED = {
+    "scale": {"scale": 0.7},
+    "window": {"window": 5},
+    "softcap": {"softcap": 0.5},
+    "alibi": {"alibi_slopes": SLOPES},
+    "sinks": {"sinks": SINKS},
+    "e4m3": {"kv_dtype": "e4m3", "k_scale": 0.01, "v_scale": torch.tensor([0.25])},
+    "e5m2 by head": {"kv_dtype": "e5m2", **BY_HEAD},
+    "all": {
+        "window": 7, "softcap": 5.0, "alibi_slopes": SLOPES, "sinks": SINKS, "kv_dtype": "e4m3", **BY_HEAD,
+    },
+}  # fmt: skip
+
+
+def stored(tokens, kv_dtype, scale):
+    """What a quantised cache gives back of them."""
+    scale = torch.as_tensor(scale).view(-1, 1)
+    return quantise(tokens, scale, torch_dtype(kv_dtype)).float() * scale
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("added", ADDED)
+def test_what_a_layer_adds_is_added(added, impl):
+    """To a prompt, to a few tokens to be verified and to one; fp8 caches are written by their scales, and read by them."""
+    layer = ADDED[added]
+    attention = PagedAttention(
+        num_heads=4, num_kv_heads=2, head_dim=16, block_size=4, num_blocks=12, impl=impl, **layer
+    )
+    kv_dtype = layer.get("kv_dtype")
+    masks = {name: value for name, value in layer.items() if not name.startswith(("kv", "k_", "v_"))}
+    blocks, seen = attention.allocate("a", 17), (tokens(0, 2, 0), tokens(0, 2, 0))
+    for step, count in enumerate((9, 4, 1, 3)):
+        query, *new = (tokens(count, heads, 10 * step + i) for i, heads in enumerate((4, 2, 2)))
+        out = attention.forward(query, *new, blocks)
+        if kv_dtype:
+            new = [stored(part, kv_dtype, layer[name]) for part, name in zip(new, ("k_scale", "v_scale"), strict=True)]
+        seen = tuple(torch.cat(pair) for pair in zip(seen, new, strict=True))
+        torch.testing.assert_close(out.double(), truth(query, *seen, **masks), rtol=1e-5, atol=1e-5)
+        assert step == 0 or kv_dtype or not torch.allclose(out.double(), truth(query, *seen), rtol=1e-3, atol=1e-3)
+
+    assert attention.key_cache.dtype == (torch_dtype(kv_dtype) if kv_dtype else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"scale": 0}, r"scale must be None or a finite number other than 0 \(got 0\)"),
+        ({"scale": torch.tensor(0.5)}, "scale must be None or a finite number"),
+        ({"window": 0}, "window must be None or a whole number of at least 1"),
+        ({"window": 2.0}, "window must be None or a whole number of at least 1"),
+        ({"softcap": -1.0}, "softcap must be None or a finite number above 0"),
+        ({"kv_dtype": "f8"}, r"kv_dtype must be None or one of e4m3, e5m2 \(got 'f8'\)"),
+        ({"kv_dtype": torch.float8_e5m2}, "kv_dtype must be None or one of e4m3, e5m2"),
+        ({"kv_dtype": "e4m3"}, "k_scale must be 1 finite number above 0, as a tensor of float32, got None"),
+        ({"kv_dtype": "e4m3", "k_scale": 1.0}, "v_scale must be 1 finite number above 0, as a tensor of float32, got None"),
+        ({"kv_dtype": "e4m3", "k_scale": 0.0, "v_scale": 1.0}, r"k_scale must be 1 finite number above 0.*got \[0.0\]"),
+        ({"kv_dtype": "e4m3", "k_scale": True, "v_scale": 1.0}, "k_scale must be .* got True"),
+        ({"kv_dtype": "e4m3", "k_scale": torch.ones(2), "v_scale": 1.0}, r"v_scale must be 2 finite numbers .*got \[1\]"),
+        ({"kv_dtype": "e4m3", "k_scale": torch.ones(3), "v_scale": torch.ones(3)}, r"k_scale must be 2 .*got \[3\] of torch.f"),
+        ({"k_scale": 1.0}, "k_scale is for a cache with a kv_dtype, got none of f32"),
+        ({"sinks": torch.ones(2)}, r"sinks must be 4 finite numbers, as a tensor of float32, got \[2\] of torch.float32"),
+        ({"sinks": [1.0] * 4}, r"sinks must be 4 finite numbers, as a tensor of float32, got \[1.0, 1.0"),
+        ({"sinks": torch.full((4,), torch.nan)}, "sinks must be 4 finite numbers.* got .nan"),
+        ({"alibi_slopes": torch.ones(4).half()}, r"alibi_slopes must be .* got \[4\] of torch.float16"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_layer_cannot_add_is_refused(given, says):
+    """When it is made, in one sentence, not by a kernel."""
+    with pytest.raises(InvalidLength, match=f"PagedAttention: {says}"):
+        PagedAttention(num_heads=4, num_kv_heads=2, head_dim=16, block_size=4, num_blocks=4, **given)
+
+
+def test_an_implementation_that_lacks_what_a_layer_adds_says_so():
+    """Before anything is written."""
+    attention = PagedAttention(2, 64, 16, 4, impl="triton.split_kv", dtype="f16", window=3)
+    blocks, part = attention.allocate(1, 4), torch.zeros(1, 2, 64, dtype=torch.float16)
+
+    with pytest.raises(Unsupported, match=r"triton\.split_kv cannot run this PagedAttention: window is not implemented"):
+        attention.forward(part, part, part, blocks)
 
 
 def test_it_refuses_what_was_not_allocated():
@@ -101,6 +195,26 @@ def test_an_implementation_of_another_device_is_refused():
 
     with pytest.raises(Unsupported, match=r"cuda\.split_kv cannot run this PagedAttention: runs on cuda only \(got cpu\)"):
         attention.forward(part, part, part, blocks)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("added", [None, *ADDED])
+def test_a_gpu_says_what_a_cpu_does(added):
+    """The fast kernel and the fast write, a prompt of eight tokens and what follows it, within what 16 bits round."""
+    layer = ADDED.get(added, {})
+    pair = [
+        PagedAttention(4, 64, 16, 12, num_kv_heads=2, impl=impl, dtype="bf16", device=device, **layer)
+        for impl, device in (("cuda.tensor_core", "cuda"), ("torch.gather", "cpu"))
+    ]
+    blocks = [attention.allocate("a", 40) for attention in pair]
+    chance = torch.Generator().manual_seed(0)
+    for count in (8, 1, 4, 8):
+        new = [torch.randn(count, heads, 64, generator=chance).bfloat16() for heads in (4, 2, 2)]
+        got, want = (
+            attention.forward(*(part.to(attention.key_cache.device) for part in new), of).cpu()
+            for attention, of in zip(pair, blocks, strict=True)
+        )
+        torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
 
 
 def test_naming_it_needs_no_torch():
