@@ -25,11 +25,11 @@ EDITS = (
     # attention: where
     _token(
         "offsets_of_31_bits", ("paged.cuh", _ROW, _ROW.replace("return ", "return 0x7fffffff & (").replace(";", ");")),
-        at_least={"num_elements": 5 << 29}, fault="element offsets in an int (vllm#1486)",
+        at_least={"num_elements": 9 << 28}, fault="element offsets in an int (vllm#1486)",
     ),
     _token(
         "offsets_of_32_bits", ("paged.cuh", _ROW, _ROW.replace("return ", "return (unsigned)(").replace(";", ");")),
-        at_least={"num_elements": 5 << 30}, fault="element offsets wrap at 2^32 (flashinfer#3130)",
+        at_least={"num_elements": 33 << 27}, fault="element offsets wrap at 2^32 (flashinfer#3130)",
     ),
     _token(
         "values_of_another_head",

@@ -35,7 +35,7 @@ EDITS = (
         "offsets_in_int32",
         # Without its sign, or it would read in front of the pool, where nothing may be mapped.
         ("(block * key_block_stride + within)", "(((block * key_block_stride) & 0x7FFFFFFF) + within)"),
-        at_least={"num_elements": 5 << 29}, devices=("cuda",), fault="block id times stride in 32 bits (vllm#47671)",
+        at_least={"num_elements": 9 << 28}, devices=("cuda",), fault="block id times stride in 32 bits (vllm#47671)",
     ),
     _write(
         "triton_padding_to_slot_0", ("= tl.load(slot_mapping + token)", "= tl.maximum(tl.load(slot_mapping + token), 0)"),

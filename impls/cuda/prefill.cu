@@ -41,7 +41,7 @@ __device__ __forceinline__ void write(
         const int head = item.kv_head * kGroup + packed % kGroup;
         const float factor = total == 0 ? 0.0f : 1.0f / total;
         if (lane % 4 == 0) {
-            lse[token * num_q_heads + head] = total == 0 ? -CUDART_INF_F : (rows.most[r] * rows.scale + log2f(total)) * kLn2;
+            lse[token * num_q_heads + head] = total == 0 ? -CUDART_INF_F : fmaf(rows.most[r], rows.scale, log2f(total)) * kLn2;
         }
         Scalar* to = out + token * out_stride + head * kHeadDim + lane % 4 * 2;
 #pragma unroll

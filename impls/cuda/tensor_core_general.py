@@ -151,12 +151,14 @@ def count_stages(shape: Shape, crew: int, tile: int, stages: int) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int, most: int) -> int:
-    """As in tensor_core.py, by the tiles of a crew; but all warps also where every sequence is long, and warps work alone."""
+    """As in tensor_core.py, by the tiles of a crew; but all warps also where rows are many or keys of 8 bits, all sequences are
+    long, and warps work alone: docs/kernels.md."""
     if count_share(spec, parts, crew, tile, num_warps) < LONG_SHARE:
         return most
     longest = seen_tokens(spec, tile)
     alike = 2 * spec.num_blocks * spec.block_size >= spec.max_num_seqs * longest  # a smaller pool is for few long ones
-    if crew == 1 and alike and longest >= LONG_SEQUENCE * most * tile:
+    busy = spec.max_q_len > 1 or spec.kv_dtype is not None
+    if busy and crew == 1 and alike and longest >= LONG_SEQUENCE * most * tile:
         return most
     return max(min(most // 2, 4), crew)
 

@@ -80,7 +80,7 @@ def test_a_window_bounds_how_long_shares_are():
     windowed = plan(spec_of(8, 131072, window=1024))
 
     assert windowed.team == plan(spec_of(8, 1024, softcap=1.0)).team == 8
-    assert plan(dataclasses.replace(spec_of(64, 131072, window=1024))).team == 8
+    assert plan(spec_of(8, 131072, softcap=1.0)).team == 4
 
 
 @pytest.mark.parametrize(
