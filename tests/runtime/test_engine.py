@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
 
@@ -486,6 +487,16 @@ def test_graphs_of_buckets_are_captured_once_and_replayed(monkeypatch):
     assert [list(each[0]) for each in found] == [greedy(tuple(text)).tokens for text in texts]
     assert len(made) == len(engine.buckets.sizes)
     assert sum(graph.count for graph in made) > NEW - 10
+
+
+def test_a_warm_engine_is_not_held_up_by_collections():
+    """What was there before its first request is not walked over again."""
+    gc.unfreeze()
+    Watched(model()).warm_up()
+    kept = gc.get_freeze_count()
+    gc.unfreeze()
+
+    assert kept > 10_000
 
 
 def frozen(run, pool=None):
