@@ -73,7 +73,8 @@ class Prefixes:
 
     def __init__(self, spec: AttentionSpec, num_ctas: int, arch: str) -> None:
         self._spec, self._num_ctas, self._arch, self._shape = spec, num_ctas, arch, Shape.of(spec)
-        own = dataclasses.replace(spec, params={name: spec.params[name] for name in ("tile",) if name in spec.params})
+        tile = spec.params.get("tile", 0)
+        own = dataclasses.replace(spec, params={"tile": tile if tile in general.TILES else 0})
         self._own_crews = general.plan_crews(self._shape, own, num_ctas, arch)
         lists = [(self._own_crews, spec.max_num_seqs)]
         self._unit = math.lcm(spec.block_size, self._own_crews.tile)
@@ -217,7 +218,9 @@ def plan_shared(shape: Shape, spec: AttentionSpec, arch: str) -> general.Crews:
     most = 2 * general.ROWS_IN_REGISTERS * general.CREWS[-1] // (1 if shape.head_dim <= 128 else 2)
     queries = max(min(most // shape.group, spec.max_num_tokens), 1)
     rows, parts, crew = general.plan_rows(shape, general.Asked(queries=queries))
-    tile = spec.params.get("tile") or general.choose_tile(shape, rows // crew)
+    tile = spec.params.get("tile", 0)
+    if tile not in general.TILES[1:]:
+        tile = general.choose_tile(shape, rows // crew)
     copy = choose_copy(shape, arch)
     candidates = [
         general.Crews(rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=warps, copy=copy)

@@ -122,25 +122,6 @@ __device__ __forceinline__ void finish(
     team_sync(team);    // all have read the partials, before the next are stored
 }
 
-// Rows of query tokens without a key, of every gridDim.x-th sequence.
-__device__ inline void write_empty(
-    Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride,
-    const float* sinks) {
-    for (int seq = blockIdx.x; seq < shares.num_seqs; seq += gridDim.x) {
-        if (shares.sequences[seq].num_tokens > 0) continue;
-        const int past = query_start_loc[seq + 1];
-        for (int token = query_start_loc[seq]; token < past; ++token) {
-            for (int i = threadIdx.x; i < num_q_heads * kQuads; i += kThreads) {
-                const int head = i / kQuads;
-                Merged none;
-                if constexpr (kSinks) none.add_sink(__ldg(sinks + head) * kLog2e);
-                write_out(
-                    out + token * out_stride + head * kHeadDim, lse + (long long)token * num_q_heads + head, i % kQuads, none);
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
     Scalar* out, float* lse, const Scalar* query, const Cache* key_cache, const Cache* value_cache,
     const int* block_tables, const int* query_start_loc, const int* seq_lens,
