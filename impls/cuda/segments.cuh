@@ -4,7 +4,7 @@
 // An item is a segment: kRows query rows of one KV head of one sequence, over a range of its tokens.
 #pragma once
 
-#include "partials.cuh"
+#include "left.cuh"
 
 constexpr unsigned kAll = 0xffffffffu;
 static_assert(kTeam == 4 && kCrew == 4, "PA_TEAM and PA_CREW must be 4: each warpgroup merges rows of its own");
@@ -18,8 +18,9 @@ struct Item {
     int kv_head;
     int first_row;            // of the part, among the KV head's; -1: there is nothing more to do
     int place;                // in the workspace
-    bool whole;               // no other share has tiles of the sequence
+    bool whole;               // nothing is to be merged with it
     Spread spread;
+    Left left;
 
     __device__ int first_token() const { return begin; }
     __device__ long long token(int query) const { return first_query + query; }    // which of all query tokens
@@ -36,12 +37,13 @@ struct Item {
 struct Segments {
     static constexpr bool kDrawn = false;
     const Shares& shares;
+    const Prefix& prefix;
     const int* query_start_loc;
     const int lane, column, lane_of_heads;
     int position, end;    // what is left of it
 
-    __device__ Segments(const Shares& shares, const int* query_start_loc, int lane)
-        : shares(shares), query_start_loc(query_start_loc), lane(lane), column(blockIdx.x / shares.lanes),
+    __device__ Segments(const Shares& shares, const Prefix& prefix, const int* query_start_loc, int lane)
+        : shares(shares), prefix(prefix), query_start_loc(query_start_loc), lane(lane), column(blockIdx.x / shares.lanes),
           lane_of_heads(blockIdx.x % shares.lanes) {
         const bool there = column < shares.columns;
         position = there ? shares.begin(column) : 0, end = there ? shares.begin(column + 1) : 0;
@@ -59,9 +61,10 @@ struct Segments {
         const Sequence& sequence = shares.sequences[segment.seq];
         const int past = segment.first + tiles_of(sequence), part = segment.round * shares.lanes + lane_of_heads;
         const Spread spread(shares, segment.first, past, lane_of_heads);
+        const Left left(prefix, segment.seq, sequence);
         *to = {segment.seq, __ldg(query_start_loc + segment.seq), sequence.num_queries(),
                shares.token_of(segment, segment.begin), min(shares.token_of(segment, segment.end), sequence.num_tokens),
                sequence.num_tokens - sequence.num_queries() + 1, part, part / kParts, part % kParts * kRows, spread.place(column),
-               segment.begin == segment.first && segment.end == past, spread};
+               segment.begin == segment.first && segment.end == past && left.begin == left.past, spread, left};
     }
 };

@@ -12,6 +12,7 @@
 // Reads        no table entry past the last block, no slot past seq_lens[s].
 // Sums         in float; weights are rounded to Scalar for the second product.
 
+#include "early.cuh"
 #include "segments.cuh"
 #include "roles.cuh"
 
@@ -24,10 +25,12 @@ struct Output {
     const float* sinks;
     int num_q_heads;
     long long out_stride;
+    Prefix prefix;
 
     // Four elements of packed row `row`; its lse with the first four.
     __device__ void write(const Item& item, int row, int quad, Merged merged) const {
         const int head = head_of(item, row);
+        if constexpr (kRole == OWN) item.left.add_to(merged, prefix, row / kGroup, num_q_heads, head, quad);
         if constexpr (kSinks) merged.add_sink(__ldg(sinks + head) * kLog2e);
         write_out(at(item, row, head), lse_at(item, row, head), quad, merged);
     }
@@ -67,6 +70,7 @@ __device__ __forceinline__ void finish(
     }
     if (item.whole) return;
     const int thread = threadIdx.x % 128, first = warpgroup * 64, past = min(first + 64, item.num_rows() - item.first_row);
+    if constexpr (kRole == OWN) wait_for_launch_before();    // which left the pieces' sums
     if (!arrives_last(workspace.arrived, item.spread.count(), warpgroup + 1, thread == 0)) return;
     for (int i = first * kQuads + thread; i < past * kQuads; i += 128) {
         const int of_part = i / kQuads, quad = i % kQuads;
@@ -79,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) verify(
     const int* block_tables, const int* query_start_loc, const int* seq_lens,
     int num_seqs, int num_q_heads, int num_kv_heads,
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
-    float scale LAYER_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
+    float scale LAYER_PARAMETER PREFIX_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
     extern __shared__ __align__(1024) unsigned char memory[];    // Shared, sequences; sized by verify.py
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     Sequence* sequences = reinterpret_cast<Sequence*>(memory + sizeof(Shared));
     const int warp = __shfl_sync(kAll, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4 - 1;
     if (threadIdx.x == 0) initialise(shared);
-    list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
+    list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
     const int num_parts = num_kv_heads * kParts;
     const Shares shares(sequences, num_seqs, lanes, num_parts / lanes, gridDim.x);
     write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride, layer.sinks);
@@ -93,12 +97,13 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) verify(
     if (warpgroup < 0) {
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
-        copy_items<Segments>(shared, tables, nullptr, warp, lane, shares, query_start_loc, lane);
+        copy_items<Segments>(shared, tables, nullptr, warp, lane, shares, prefix, query_start_loc, lane);
     } else {
-        const Output output{out, lse, layer.sinks, num_q_heads, out_stride};
+        const Output output{out, lse, layer.sinks, num_q_heads, out_stride, prefix};
         multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {
             unsigned* counter = arrived + ((long long)item.seq * num_parts + item.part) * kWarpgroups + warpgroup;
             finish(rows, item, row, warpgroup, lane, {sums, stats, counter}, output);
         });
     }
+    if constexpr (kRole == OWN) wait_for_launch_before();
 }

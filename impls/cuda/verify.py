@@ -48,6 +48,10 @@ class Warpgroups:
         return self.tiles.rows
 
     @property
+    def tile(self) -> int:
+        return self.tiles.tile
+
+    @property
     def warps(self) -> int:
         return self.tiles.threads // 32
 
