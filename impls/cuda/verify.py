@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
 
 HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
-TILES = (0, 64, 80, 128)    # that may be asked for
+TILES = (0, 64, 128)        # that may be asked for
 MOST_WARPGROUPS = 2         # of a CTA that multiply
 STAGES = range(8, 1, -1)    # of the rings: as many as fit
 
@@ -50,6 +50,10 @@ class Warpgroups:
     @property
     def tile(self) -> int:
         return self.tiles.tile
+
+    @property
+    def stages(self) -> int:
+        return self.tiles.stages
 
     @property
     def warps(self) -> int:
@@ -113,7 +117,7 @@ def refusal(shape: Shape, spec: AttentionSpec, arch: str) -> str | None:
         (arch == prefill.ARCH, f"needs compute capability 9.0 (got {arch})"),
         (shape.head_dim in HEAD_DIMS, f"needs a head_dim of 64, 128 or 256 (got {shape.head_dim})"),
         (set(shape.features) <= {"sinks"}, f"takes 16-bit caches and sinks (got {', '.join(shape.features)})"),
-        (params["tile"] in TILES, f"takes tiles of 64, 80 or 128 (got {params['tile']})"),
+        (params["tile"] in TILES, f"takes tiles of 64 or 128 (got {params['tile']})"),
         (params["team"] == params["warps"] == 0, "has neither team nor warps; leave them planned"),
         (params["copy"] in ("planned", "async"), f"copies by async (got {params['copy']})"),
     )
