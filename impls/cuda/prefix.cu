@@ -50,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) prefix_pieces(
     if (warpgroup < 0) {
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
-        copy_items<Pieces>(shared, tables, counters, warp, lane, places, ends, num_pieces, num_kv_heads, lane, prefix);
+        copy_items<Pieces>(
+            shared, Copier(shared, tables, threadIdx.x, lane), counters, warp, places, ends, num_pieces, num_kv_heads, lane, prefix);
     } else {
         multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {
             leave(rows, item, row, lane, prefix, num_q_heads);

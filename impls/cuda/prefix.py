@@ -250,7 +250,7 @@ def list_bytes(count: int) -> int:
 def build(shape: Shape, asked: general.Asked, teams: general.Crews | Warpgroups, role: str, count: int) -> Build:
     """The kernel of such teams in one of its roles, for `count` pieces or sequences."""
     if isinstance(teams, Warpgroups):
-        built, taken = verify.build(shape, asked, teams, count), teams.tiles.shared_bytes(shape.head_dim)
+        built, taken = verify.build(shape, asked, teams, count), verify.cta_bytes(shape, teams)
     else:
         built, taken = general.build(shape, asked, teams, count), general.cta_bytes(shape, teams)
     return dataclasses.replace(built, macros={**built.macros, "PA_ROLE": role}, shared_bytes=taken + list_bytes(count))

@@ -9,14 +9,12 @@ constexpr int kCopierRegisters = 56;
 constexpr int kCopierBarrier = 1;
 static_assert((kWarpgroups * kRegisters + kCopierRegisters) * 128 <= 65536, "PA_REGISTERS must leave kCopierRegisters");
 
-// Copy what items need. A Dealer, made of `how`, finds the item of a number: the first is the CTA's and the others are drawn from
+// Copy what items need, by a Copier or what does as it does. A Dealer, made of `how`, finds the item of a number: the first is the CTA's and the others are drawn from
 // `counters` [2], items drawn and CTAs done, both 0 after a launch; or, not kDrawn, it knows itself what is the CTA's next.
-template <typename Dealer, typename... How>
-__device__ __forceinline__ void copy_items(
-    Shared& shared, const Tables& tables, int* counters, int warp, int lane, const How&... how) {
+template <typename Dealer, typename Copies, typename... How>
+__device__ __forceinline__ void copy_items(Shared& shared, Copies&& copier, int* counters, int warp, const How&... how) {
     if constexpr (kWarpgroups > 1) give_registers<kCopierRegisters>();
     Dealer dealer{how...};
-    Copier copier(shared, tables, threadIdx.x, lane);
     int number = blockIdx.x;
     for (int turn = 0;; turn ^= 1) {
         if (warp == 0) dealer.find(number, &shared.items[turn]);
@@ -24,7 +22,7 @@ __device__ __forceinline__ void copy_items(
         const Item item = shared.items[turn];
         if (item.first_row < 0) break;
         copier.copy(item);
-        if (Dealer::kDrawn && warp == 0) number = gridDim.x + __shfl_sync(kAll, lane == 0 ? atomicAdd(counters, 1) : 0, 0);
+        if (Dealer::kDrawn && warp == 0) number = gridDim.x + __shfl_sync(kAll, threadIdx.x == 0 ? atomicAdd(counters, 1) : 0, 0);
     }
     wait(&shared.query_empty, copier.query_parity);
     copier.publish();    // no queries: the end

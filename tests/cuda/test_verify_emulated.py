@@ -29,6 +29,8 @@ KERNELS = {
     "blocks of 24, group 5": (HND, {"num_q_heads": 10, "head_dim": 128, "dtype": "bf16", "block_size": 24}, {"tile": 64}),
     "two warpgroups": (NHD, {"num_q_heads": 16, "num_kv_heads": 1, "head_dim": 128, "block_size": 8}, {}),
     "two parts": (HND, {"num_q_heads": 48, "num_kv_heads": 2, "head_dim": 64, "dtype": "bf16"}, {"stages": 2}),
+    "in bulk": (HND_SWIZZLED, {"num_q_heads": 16, "head_dim": 128, "dtype": "bf16"}, {"copy": "bulk"}),
+    "in bulk, blocks of 24": (HND_SWIZZLED, {"num_q_heads": 10, "head_dim": 64, "block_size": 24}, {"copy": "bulk"}),
     "head_dim 256": (KV_NHD, {"num_q_heads": 12, "head_dim": 256, "dtype": "bf16"}, {}),
 }
 
