@@ -23,6 +23,7 @@ struct Staging {
     Barrier full[kParcels];
     Item item;    // that parcels are fed of
 };
+static_assert(sizeof(Staging) == PA_STAGING, "PA_STAGING must be the bytes of Staging, which the launch gives");
 
 // By one thread, before all others begin, and before stages.cuh's are published.
 __device__ inline void initialise(Staging& staging) {

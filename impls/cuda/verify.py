@@ -28,7 +28,7 @@ HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
 TILES = (0, 64, 128)        # that may be asked for
 MOST_WARPGROUPS = 2         # of a CTA that multiply
 STAGES = range(8, 1, -1)    # of the rings: as many as fit
-PARCELS = 4                 # half tiles on their way
+ON_THEIR_WAY = 64 * 1024    # bytes of parcels
 ITEM_BYTES = 80             # of segments.cuh, at most
 
 
@@ -96,8 +96,8 @@ def plan_warpgroups(shape: Shape, spec: AttentionSpec, arch: str) -> Warpgroups 
     if products == "warps" or why or (products == "planned" and general.plan_rows(shape, asked)[2] == 1):
         return None
     stages, tile = spec.params.get("stages", 0), spec.params.get("tile", 0)
-    parcels = PARCELS if spec.params.get("copy") == "bulk" else 0
-    found = fitting(shape, asked, spec.max_num_seqs, SHARED_LIMIT[arch], (stages,) if stages else STAGES, tile, parcels)
+    bulk, numbers = spec.params.get("copy") == "bulk", (stages,) if stages else STAGES
+    found = fitting(shape, asked, spec.max_num_seqs, SHARED_LIMIT[arch], numbers, tile, bulk)
     if found is None and products == "warpgroups":
         room = f"a ring beside {spec.max_num_seqs} sequences in {SHARED_LIMIT[arch]} bytes of shared memory"
         raise Unsupported(f"products=warpgroups needs {room}; set fewer stages, or a smaller tile")
@@ -106,7 +106,7 @@ def plan_warpgroups(shape: Shape, spec: AttentionSpec, arch: str) -> Warpgroups 
 
 def fitting(
     shape: Shape, asked: general.Asked, max_num_seqs: int, shared_limit: int, stages: Iterable[int] = STAGES, tile: int = 0,
-    parcels: int = 0,
+    bulk: bool = False,
 ) -> Warpgroups | None:
     """With the first of `stages` for which shared memory has room, or None."""
     rows = shape.group * asked.queries
@@ -115,6 +115,7 @@ def fitting(
     for number in stages:
         with contextlib.suppress(Unsupported):
             tiles = plan_tiles(shape.head_dim, {"warpgroups": warpgroups, "tile": tile, "stages": number, "query": query})
+            parcels = ON_THEIR_WAY // (tiles.tile * shape.head_dim) if bulk else 0
             found = Warpgroups(tiles=tiles, parts=math.ceil(rows / tiles.rows), parcels=parcels)
             if shared_bytes(shape, asked, found, max_num_seqs) + STATIC_BYTES <= shared_limit:
                 return found
@@ -161,7 +162,8 @@ def shared_bytes(shape: Shape, asked: general.Asked, plan: Warpgroups, max_num_s
 
 def build(shape: Shape, asked: general.Asked, plan: Warpgroups, max_num_seqs: int) -> Build:
     """The kernel for `shape`."""
-    macros = shape.macros() | asked.macros() | plan.macros() | {"PA_SHARED": plan.tiles.shared_bytes(shape.head_dim)}
+    sizes = {"PA_SHARED": plan.tiles.shared_bytes(shape.head_dim), "PA_STAGING": staging_bytes(shape, plan)}
+    macros = shape.macros() | asked.macros() | plan.macros() | sizes
     return Build(
         source="verify.cu", entry="verify", macros=macros, shared_bytes=shared_bytes(shape, asked, plan, max_num_seqs), only="a"
     )
@@ -184,5 +186,5 @@ def builds(arch: str) -> list[Build]:
     found = [(shape, asked, fitting(shape, asked, 64, SHARED_LIMIT[arch])) for shape, asked in listed]
     for block_size in (16, 24):
         shape, asked = Shape(layout=swizzled, group=8, block_size=block_size), general.Asked(queries=8)
-        found.append((shape, asked, fitting(shape, asked, 64, SHARED_LIMIT[arch], parcels=PARCELS)))
+        found.append((shape, asked, fitting(shape, asked, 64, SHARED_LIMIT[arch], bulk=True)))
     return [build(shape, asked, plan, 64) for shape, asked, plan in found if plan is not None]
