@@ -45,7 +45,7 @@ struct Output {
         if constexpr (kSinks) merged.add_sink(__ldg(sinks + head) * kLog2e);
         const bool empty = merged.total == 0.0f;
         rows.write(r, lane, empty ? 0.0f : merged.sums.x / merged.total, at(item, row, head));
-        if (lane % 4 == 0) *lse_at(item, row, head) = empty ? -CUDART_INF_F : merged.most * kLn2 + logf(merged.total);
+        if (lane % 4 == 0) *lse_at(item, row, head) = empty ? -CUDART_INF_F : fmaf(merged.most, kLn2, logf(merged.total));
     }
 
     __device__ int head_of(const Item& item, int row) const { return item.kv_head * kGroup + row % kGroup; }
