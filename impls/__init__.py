@@ -73,7 +73,8 @@ IMPLS: tuple[Impl, ...] = (
         limits=Limits(dtypes={"f16", "bf16"}, head_dim_multiple=16, max_head_dim=256, max_q_len=8, features=EVERYTHING),
         available="impls.cuda.tensor_core:why_no_tensor_cores",
         params={
-            "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (2, 3, 4), "tile": (0, 16, 32),
+            "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (0, 2, 3, 4, 6),
+            "tile": (0, 16, 32, 64, 128), "products": ("planned", "warps", "warpgroups"),
             "copy": ("planned", "bulk", "async", "load", "load_once"), "prefix": ("planned", "always", "never"),
         },
         note="persistent, equal shares of all sequences, heads and query tokens in the tensor cores' tile",

@@ -15,8 +15,8 @@ from impls.cuda import jit
 
 #: modules of this folder with a function `builds`
 PAGES: tuple[str, ...] = (
-    "per_token", "block_parallel", "split_kv", "tensor_core", "tensor_core_general", "prefix", "prefill", "cache_write",
-    "block_copy", "read_blocks", "empty",
+    "per_token", "block_parallel", "split_kv", "tensor_core", "tensor_core_general", "verify", "prefix", "prefill",
+    "cache_write", "block_copy", "read_blocks", "empty",
 )
 
 #: bytes of shared memory that a CTA may opt in to, static and dynamic together

@@ -53,6 +53,7 @@ struct Item {
 
 // A warp's view of all items.
 struct Deal {
+    static constexpr bool kDrawn = true;
     const int *query_start_loc, *seq_lens;
     const int num_seqs, num_kv_heads, lane;
     int width = 1, longest = 0;    // keys of a class, and of the longest sequence

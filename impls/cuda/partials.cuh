@@ -4,6 +4,7 @@
 //   partial    of a row, one head of one query token: most, the maximum of its scores (log2); total, of exp2(score - most); sums, of that * value
 #pragma once
 
+#include "meet.cuh"
 #include "paged.cuh"
 #include "shares.cuh"
 
@@ -51,7 +52,7 @@ struct Merged {
 // Wait for all warps of the team, and see what they wrote.
 __device__ __forceinline__ void team_sync(int team) {
     __syncwarp();
-    if constexpr (kTeam > 1) asm volatile("bar.sync %0, %1;" ::"r"(1 + team), "n"(kTeam * 32) : "memory");
+    if constexpr (kTeam > 1) meet<kTeam * 32>(1 + team);
 }
 
 // Four elements of a row, over the crews of a team; `partials` begin with those of the first crew's warp that has it.
@@ -143,4 +144,23 @@ __device__ inline void write_out(Scalar* out, float* lse, int quad, const Merged
     from_float(four[2], merged.sums.z * inverse), from_float(four[3], merged.sums.w * inverse);
     for (int e = 0; e < 4; ++e) out[quad * 4 + e] = four[e];
     if (quad == 0) *lse = empty ? -CUDART_INF_F : merged.most * kLn2 + logf(merged.total);
+}
+
+// Rows of query tokens without a key, of every gridDim.x-th sequence.
+__device__ inline void write_empty(
+    Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride,
+    const float* sinks) {
+    for (int seq = blockIdx.x; seq < shares.num_seqs; seq += gridDim.x) {
+        if (shares.sequences[seq].num_tokens > 0) continue;
+        const int past = query_start_loc[seq + 1];
+        for (int token = query_start_loc[seq]; token < past; ++token) {
+            for (int i = threadIdx.x; i < num_q_heads * kQuads; i += kThreads) {
+                const int head = i / kQuads;
+                Merged none;
+                if constexpr (kSinks) none.add_sink(__ldg(sinks + head) * kLog2e);
+                write_out(
+                    out + token * out_stride + head * kHeadDim, lse + (long long)token * num_q_heads + head, i % kQuads, none);
+            }
+        }
+    }
 }

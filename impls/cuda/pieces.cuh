@@ -29,6 +29,7 @@ struct Item {
 };
 
 struct Pieces {
+    static constexpr bool kDrawn = true;
     const int *places, *ends;       // [num_pieces + 1] where the piece's query tokens begin, [num_pieces] its tokens end
     const int num_pieces, num_kv_heads, lane;
     const Prefix& prefix;

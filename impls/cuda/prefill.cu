@@ -21,20 +21,12 @@
 #include "deal.cuh"
 #include "roles.cuh"
 
-// Two elements at once, where they lie so; tokens of `out` may be any number of elements apart.
-__device__ __forceinline__ void write_two(Scalar* to, float first, float second) {
-    if (reinterpret_cast<unsigned long long>(to) % 4 == 0) *reinterpret_cast<unsigned*>(to) = pack(first, second);
-    else from_float(to[0], first), from_float(to[1], second);
-}
-
 // Write a warpgroup's rows of an item.
 __device__ __forceinline__ void write(
     const Rows& rows, const Item& item, int row, int lane, Scalar* out, float* lse, long long out_stride, int num_q_heads) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float total = rows.total[r];
-        total += __shfl_xor_sync(kAll, total, 1);
-        total += __shfl_xor_sync(kAll, total, 2);
+        const float total = rows.whole_total(r);
         const int packed = row + 8 * r;
         if (packed >= item.num_rows()) continue;
         const long long token = item.first_query + packed / kGroup;
@@ -43,19 +35,11 @@ __device__ __forceinline__ void write(
         if (lane % 4 == 0) {
             lse[token * num_q_heads + head] = total == 0 ? -CUDART_INF_F : fmaf(rows.most[r], rows.scale, log2f(total)) * kLn2;
         }
-        Scalar* to = out + token * out_stride + head * kHeadDim + lane % 4 * 2;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-            for (int i = 0; i < kSums / 8; ++i) {
-                const float* two = rows.sums[part] + 4 * i + 2 * r;
-                write_two(to + part * kSums + 8 * i, two[0] * factor, two[1] * factor);
-            }
-        }
+        rows.write(r, lane, factor, out + token * out_stride + head * kHeadDim);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
+extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) prefill(
     Scalar* out, float* lse, const Scalar* query, const Scalar* key_cache, const Scalar* value_cache,
     const int* block_tables, const int* query_start_loc, const int* seq_lens,
     int num_seqs, int num_q_heads, int num_kv_heads,
@@ -70,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefill(
     if (warpgroup < 0) {
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
-        copy_items<Deal>(shared, tables, counters, warp, lane, query_start_loc, seq_lens, num_seqs, num_kv_heads, lane);
+        copy_items<Deal>(shared, Copier(shared, tables, threadIdx.x, lane), counters, warp, query_start_loc, seq_lens, num_seqs, num_kv_heads, lane);
     } else {
         multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {
             write(rows, item, row, lane, out, lse, out_stride, num_q_heads);

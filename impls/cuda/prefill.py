@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ARCH = "sm_90"
 ALIGNMENT = 1024           # bytes, of matrices in shared memory
-REGISTERS = {2: 224, 3: 152}  # of a thread that multiplies, by warpgroups that do: what one that copies leaves, in eights
+REGISTERS = {1: 240, 2: 224, 3: 152}  # of a thread that multiplies, by warpgroups: what one that copies leaves, in eights
 OTHER_REGISTERS = 28       # that it needs besides sums, scores, weights and queries
 
 #: and counters
@@ -52,7 +52,7 @@ class Tiles:
         return 128 * (self.warpgroups + 1)
 
     def macros(self) -> dict[str, str | int]:
-        """The macros of deal.cuh, stages.cuh, warpgroup.cuh and prefill.cu."""
+        """The macros of deal.cuh, tile.cuh, stages.cuh, warpgroup.cuh and roles.cuh."""
         return {
             "PA_ROWS": self.rows, "PA_TILE": self.tile, "PA_STAGES": self.stages, "PA_REGISTERS": REGISTERS[self.warpgroups],
             "PA_QUERY": self.query.upper(),
@@ -75,7 +75,7 @@ def plan_tiles(head_dim: int, params: dict[str, Any]) -> Tiles:
     Raises Unsupported where what was asked for does not fit.
     """
     warpgroups, stages = params.get("warpgroups", 2), params.get("stages", 2)
-    tile = params.get("tile", 0) or (128 if head_dim <= 128 and warpgroups == 2 else 80)
+    tile = params.get("tile", 0) or (128 if head_dim <= 128 and warpgroups <= 2 else 80)
     tiles = Tiles(warpgroups=warpgroups, tile=tile, stages=stages, query=params.get("query", "shared"))
     limits = (
         ("shared memory", "bytes a CTA", tiles.shared_bytes(head_dim), SHARED_LIMIT[ARCH]),

@@ -24,27 +24,17 @@ __device__ __forceinline__ void leave(
     const Rows& rows, const Item& item, int row, int lane, const Prefix& prefix, int num_q_heads) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float total = rows.total[r];
-        total += __shfl_xor_sync(kAll, total, 1);
-        total += __shfl_xor_sync(kAll, total, 2);
+        const float total = rows.whole_total(r);
         const int packed = row + 8 * r;
         if (packed >= item.num_rows()) continue;
         const long long place = item.first_place + packed / kGroup;
         const long long to = place * num_q_heads + item.kv_head * kGroup + packed % kGroup;
-        if (lane % 4 == 0) prefix.stats[to] = make_float2(rows.most[r] * rows.scale, total);
-        float2* sums = reinterpret_cast<float2*>(prefix.sums) + to * (kHeadDim / 2) + lane % 4;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-            for (int i = 0; i < kSums / 8; ++i) {
-                const float* two = rows.sums[part] + 4 * i + 2 * r;
-                sums[part * (kSums / 2) + 4 * i] = make_float2(two[0], two[1]);
-            }
-        }
+        if (lane % 4 == 0) prefix.stats[to] = make_float2(rows.whole_most(r), total);
+        rows.store(r, lane, prefix.sums + to * (kHeadDim / 4));
     }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) prefix_pieces(
+extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) prefix_pieces(
     Scalar*, float*, const Scalar* query, const Scalar* key_cache, const Scalar* value_cache,
     const int* block_tables, const int* places, const int* ends,
     int num_pieces, int num_q_heads, int num_kv_heads,
@@ -60,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) prefix_pieces(
     if (warpgroup < 0) {
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
-        copy_items<Pieces>(shared, tables, counters, warp, lane, places, ends, num_pieces, num_kv_heads, lane, prefix);
+        copy_items<Pieces>(
+            shared, Copier(shared, tables, threadIdx.x, lane), counters, warp, places, ends, num_pieces, num_kv_heads, lane, prefix);
     } else {
         multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {
             leave(rows, item, row, lane, prefix, num_q_heads);

@@ -18,13 +18,14 @@ from harness.guards import workspace
 from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
-from impls.cuda import prefill
+from impls.cuda import prefill, verify
 from impls.cuda import tensor_core_general as general
 from impls.cuda.attention import Shape, load
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
 from impls.cuda.prefill import Tiles, plan_tiles
 from impls.cuda.runs import WASTE, Cut, Listing, Run, find_runs, list_pieces
 from impls.cuda.tensor_core import OWN_SIGNATURE, STATIC_BYTES, WARPS, choose_copy, count_lanes
+from impls.cuda.verify import Warpgroups
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
@@ -73,10 +74,14 @@ class Prefixes:
 
     def __init__(self, spec: AttentionSpec, num_ctas: int, arch: str) -> None:
         self._spec, self._num_ctas, self._arch, self._shape = spec, num_ctas, arch, Shape.of(spec)
-        own = dataclasses.replace(spec, params={name: spec.params[name] for name in ("tile",) if name in spec.params})
-        self._own_crews = general.plan_crews(self._shape, own, num_ctas, arch)
-        lists = [(self._own_crews, spec.max_num_seqs)]
-        self._unit = math.lcm(spec.block_size, self._own_crews.tile)
+        tile, own = spec.params.get("tile", 0), verify.plan_warpgroups(self._shape, spec, arch) if spec.max_q_len > 1 else None
+        lists = []
+        if own is None:
+            spec_of_crews = dataclasses.replace(spec, params={"tile": tile if tile in general.TILES else 0})
+            own = general.plan_crews(self._shape, spec_of_crews, num_ctas, arch)
+            lists.append((own, spec.max_num_seqs))
+        self._own = own
+        self._unit = math.lcm(spec.block_size, own.tile)
         self._tiles = plan_pieces(self._shape, arch)
         if self._tiles is None:
             self._crews = plan_shared(self._shape, spec, arch)
@@ -146,12 +151,12 @@ class Prefixes:
         }
         self._table = workspace(sum(self._sizes.values()), torch.int32, spec.device)
         self._point()
-        own = self._of_crews(general.Asked.of(spec), self._own_crews, "OWN", spec.max_num_seqs)
+        own = self._of_teams(general.Asked.of(spec), self._own, "OWN", spec.max_num_seqs)
         if self._tiles is not None:
             self._kernels = (self._of_tiles(self._tiles), own)
         else:
             runs = general.Asked(queries=self._cut.at_once, softcap=spec.softcap or 0.0)
-            self._kernels = (self._of_crews(runs, self._crews, "SHARED", self._most_pieces), own)
+            self._kernels = (self._of_teams(runs, self._crews, "SHARED", self._most_pieces), own)
 
     def _load(self, built: Build, extra: str) -> tuple[Any, dict[str, Any]]:
         return load(built, self._spec.device, f"{self._shape.signature}{struct.calcsize(PREFIX)}s{extra}")
@@ -165,21 +170,21 @@ class Prefixes:
             launcher=launcher, resources=resources, threads=tiles.threads, extra=(counters.data_ptr(),), held=(counters,)
         )
 
-    def _of_crews(self, asked: general.Asked, crews: general.Crews, role: str, count: int) -> Kernel:
+    def _of_teams(self, asked: general.Asked, teams: general.Crews | Warpgroups, role: str, count: int) -> Kernel:
         import torch
 
         spec = self._spec
-        built = build(self._shape, asked, crews, role, count)
+        built = build(self._shape, asked, teams, role, count)
         early = role == "OWN" and has_bulk_copies(self._arch)  # both came with sm_90
         launcher, resources = self._load(dataclasses.replace(built, early=early), OWN_SIGNATURE)
-        num_teams = self._num_ctas * crews.warps // crews.team
-        parts, rows = spec.num_kv_heads * crews.parts, num_teams * 2 * crews.rows
+        num_teams = self._num_ctas * teams.warps // teams.team
+        parts, rows = spec.num_kv_heads * teams.parts, num_teams * 2 * teams.heads
         partials = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
-        arrived = workspace(max(count * parts, 1), torch.int32, spec.device).zero_()
+        arrived = workspace(max(count * parts * teams.arrivals, 1), torch.int32, spec.device).zero_()
         sums = partials.data_ptr()
         extra = (sums, sums + 4 * rows * spec.head_dim, arrived.data_ptr(), count_lanes(num_teams, parts))
         return Kernel(
-            launcher=launcher, resources=resources, threads=32 * crews.warps, extra=extra, held=(partials, arrived)
+            launcher=launcher, resources=resources, threads=32 * teams.warps, extra=extra, held=(partials, arrived)
         )
 
     def _tell(self, listing: Listing) -> None:
@@ -217,7 +222,9 @@ def plan_shared(shape: Shape, spec: AttentionSpec, arch: str) -> general.Crews:
     most = 2 * general.ROWS_IN_REGISTERS * general.CREWS[-1] // (1 if shape.head_dim <= 128 else 2)
     queries = max(min(most // shape.group, spec.max_num_tokens), 1)
     rows, parts, crew = general.plan_rows(shape, general.Asked(queries=queries))
-    tile = spec.params.get("tile") or general.choose_tile(shape, rows // crew)
+    tile = spec.params.get("tile", 0)
+    if tile not in general.TILES[1:]:
+        tile = general.choose_tile(shape, rows // crew)
     copy = choose_copy(shape, arch)
     candidates = [
         general.Crews(rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=warps, copy=copy)
@@ -240,12 +247,13 @@ def list_bytes(count: int) -> int:
     return 16 * (count + 1)
 
 
-def build(shape: Shape, asked: general.Asked, crews: general.Crews, role: str, count: int) -> Build:
-    """The kernel of crews in one of its roles, for `count` pieces or sequences."""
-    built = general.build(shape, asked, crews, count)
-    return dataclasses.replace(
-        built, macros={**built.macros, "PA_ROLE": role}, shared_bytes=general.cta_bytes(shape, crews) + list_bytes(count)
-    )
+def build(shape: Shape, asked: general.Asked, teams: general.Crews | Warpgroups, role: str, count: int) -> Build:
+    """The kernel of such teams in one of its roles, for `count` pieces or sequences."""
+    if isinstance(teams, Warpgroups):
+        built, taken = verify.build(shape, asked, teams, count), verify.cta_bytes(shape, teams)
+    else:
+        built, taken = general.build(shape, asked, teams, count), general.cta_bytes(shape, teams)
+    return dataclasses.replace(built, macros={**built.macros, "PA_ROLE": role}, shared_bytes=taken + list_bytes(count))
 
 
 def build_pieces(shape: Shape, tiles: Tiles) -> Build:

@@ -3,20 +3,18 @@
 
 #include "warpgroup.cuh"
 
-constexpr int kThreads = (kWarpgroups + 1) * 128;
+constexpr int kCtaThreads = (kWarpgroups + 1) * 128;
 constexpr int kRegisters = PA_REGISTERS;     // of a thread that multiplies, out of those that one that copies gives away
 constexpr int kCopierRegisters = 56;
 constexpr int kCopierBarrier = 1;
 static_assert((kWarpgroups * kRegisters + kCopierRegisters) * 128 <= 65536, "PA_REGISTERS must leave kCopierRegisters");
 
-// Copy what items need, the first of the CTA's number and then as drawn from `counters` [2]: items drawn, CTAs done; both are 0
-// after a launch. A Dealer, made of `how`, finds the item of a number.
-template <typename Dealer, typename... How>
-__device__ __forceinline__ void copy_items(
-    Shared& shared, const Tables& tables, int* counters, int warp, int lane, const How&... how) {
-    give_registers<kCopierRegisters>();
-    const Dealer dealer{how...};
-    Copier copier(shared, tables, threadIdx.x, lane);
+// Copy what items need, by a Copier or what does as it does. A Dealer, made of `how`, finds the item of a number: the first is the CTA's and the others are drawn from
+// `counters` [2], items drawn and CTAs done, both 0 after a launch; or, not kDrawn, it knows itself what is the CTA's next.
+template <typename Dealer, typename Copies, typename... How>
+__device__ __forceinline__ void copy_items(Shared& shared, Copies&& copier, int* counters, int warp, const How&... how) {
+    if constexpr (kWarpgroups > 1) give_registers<kCopierRegisters>();
+    Dealer dealer{how...};
     int number = blockIdx.x;
     for (int turn = 0;; turn ^= 1) {
         if (warp == 0) dealer.find(number, &shared.items[turn]);
@@ -24,19 +22,19 @@ __device__ __forceinline__ void copy_items(
         const Item item = shared.items[turn];
         if (item.first_row < 0) break;
         copier.copy(item);
-        if (warp == 0) number = gridDim.x + __shfl_sync(kAll, lane == 0 ? atomicAdd(counters, 1) : 0, 0);
+        if (Dealer::kDrawn && warp == 0) number = gridDim.x + __shfl_sync(kAll, threadIdx.x == 0 ? atomicAdd(counters, 1) : 0, 0);
     }
     wait(&shared.query_empty, copier.query_parity);
     copier.publish();    // no queries: the end
     wait_for_copies();    // the last ones, before their thread ends
-    if (threadIdx.x == 0 && atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
+    if (Dealer::kDrawn && threadIdx.x == 0 && atomicAdd(counters + 1, 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
 }
 
 // Attend to 64 rows of every item; `write` takes what a thread has of rows `row` and `row` + 8.
 template <typename Write>
 __device__ __forceinline__ void multiply_items(
     Shared& shared, float scale, int warpgroup, int warp, int lane, const Write& write) {
-    take_registers<kRegisters>();
+    if constexpr (kWarpgroups > 1) take_registers<kRegisters>();    // one has all that a thread may have, unasked
     Products products(shared, warpgroup);
     const Turns turns(warpgroup);
     const int row = warpgroup * 64 + warp % 4 * 16 + lane / 4;
@@ -52,8 +50,8 @@ __device__ __forceinline__ void multiply_items(
         }
         const int bounds[2] = {item.num_keys(item.first_row + row), item.num_keys(item.first_row + row + 8)};
         Rows rows(scale * kLog2e, bounds);
-        if (kQuery == REGISTERS && num_tiles > 0) products.hold(warp % 4, lane);
-        if (kQuery == REGISTERS || num_tiles == 0) give_back(&shared.query_empty, lane);
+        if (kHoldsQuery && num_tiles > 0) products.hold(warp % 4, lane);
+        if (kHoldsQuery || num_tiles == 0) give_back(&shared.query_empty, lane);
         if (num_tiles > 0) attend(rows, shared, products, turns, keys, values, num_tiles, lane);
         write(rows, item, item.first_row + row);
     }

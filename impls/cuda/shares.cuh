@@ -14,6 +14,7 @@
 #pragma once
 
 #include "paged.cuh"
+#include "tile.cuh"
 
 // Specialised by tensor_core.py.
 constexpr int kQueries = PA_QUERIES;    // query tokens of a sequence, at most
@@ -23,7 +24,6 @@ constexpr int kHeads = kRows;           // of one query token
 constexpr int kWarps = PA_WARPS;        // of a CTA
 constexpr int kTeam = PA_TEAM;          // warps of a team: its crews take the tiles of a share in turn
 constexpr int kCrew = PA_CREW;          // warps of a crew
-constexpr int kTile = PA_TILE;          // tokens
 
 constexpr int kParts = (kGroup * kQueries + kRows - 1) / kRows;    // of a KV head's query rows
 constexpr int kThreads = kWarps * 32;

@@ -3,13 +3,13 @@
 // A thread copies 16-byte chunk `thread % 8` of every 16th row, from wherever the row's block is: any layout and block size will
 // do. Rows that are not there are zeros, since 0 * NaN is NaN.
 //
-// `Item`, what a CTA works on, is that of deal.cuh or of pieces.cuh, whichever was included.
+// `Item`, what a CTA works on, is that of deal.cuh, of pieces.cuh or of segments.cuh, whichever was included.
 #pragma once
 
+#include "tile.cuh"
 #include "wgmma.cuh"
 
-// Specialised by prefill.py.
-constexpr int kTile = PA_TILE;        // tokens of a key or value tile
+// Specialised by prefill.py, as the tile is.
 constexpr int kStages = PA_STAGES;    // of either ring
 
 constexpr int kWarpgroups = kRows / 64;             // that multiply, 64 rows each

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
@@ -46,6 +46,7 @@ class Teams:
     team      warps that share a segment of a sequence: a divisor of `warps`
     copy      how a warp's tiles come: to its ring by "bulk" copies of whole runs, or 16 bytes a lane, "async"; to registers by
               "load", or by "load_once", which leaves L2 first
+    arrivals  parts of a team that count the shares of a sequence, each for itself
     """
 
     heads: int
@@ -54,6 +55,7 @@ class Teams:
     stages: int
     team: int
     copy: str
+    arrivals: ClassVar[int] = 1
 
     def macros(self) -> dict[str, str | int]:
         """The macros of shares.cuh, partials.cuh and ring.cuh."""
@@ -72,17 +74,17 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     as registers do. Raises Unsupported where nothing fits, the team does not divide the warps, `arch` has no bulk copies to be
     asked for, or loads cannot read the layout.
     """
-    params = {"team": 0, "warps": 0, "tile": 0, "stages": 2, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
-    copy = params["copy"]
+    copy, stages = params["copy"], params["stages"] or 2
     if copy == "planned":
-        copy = choose_copy(shape, arch, parts, count_tiles(spec, parts) / (num_sms * max(WARPS)), params["stages"])
+        copy = choose_copy(shape, arch, parts, count_tiles(spec, parts) / (num_sms * max(WARPS)), stages)
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if params["tile"] not in (0, TILE):
         raise Unsupported(f"tile must be {TILE} for plain decode of 16-bit caches (got {params['tile']})")
-    stages, most = params["stages"], WARPS
+    most: Sequence[int] = WARPS
     if copy in fragments.LOADS:
         fragments.refuse(shape, copy, stages)
         stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
@@ -173,7 +175,7 @@ class TensorCore(Attention):
         num_teams = self._num_ctas * self._teams.warps // self._teams.team
         self._lanes = count_lanes(num_teams, num_heads)
         rows = num_teams * 2 * self._teams.heads  # two ends of every share
-        counters = max(spec.max_num_seqs * num_heads, 1)
+        counters = max(spec.max_num_seqs * num_heads * self._teams.arrivals, 1)
         self._workspace = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
         self._arrived = workspace(counters, torch.int32, spec.device).zero_()  # every launch leaves zeros
         self.workspace_bytes = self._own_bytes = 4 * (self._workspace.numel() + counters)
@@ -261,7 +263,7 @@ def builds(arch: str) -> list[Build]:
 
 def prepare(spec: AttentionSpec) -> TensorCore:
     """Plain decode by tensor_core.cu, all else by tensor_core_general.cu."""
-    if spec.max_q_len <= 1 and not spec.features:
+    if spec.max_q_len <= 1 and not spec.features and spec.params.get("products") != "warpgroups":
         return TensorCore(spec)
     from impls.cuda.tensor_core_general import GeneralTensorCore
 

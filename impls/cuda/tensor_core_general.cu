@@ -14,15 +14,14 @@
 
 #include "early.cuh"
 #include "lazy.cuh"
+#include "left.cuh"
 #include "mbarrier.cuh"
-#include "prefix.cuh"
 
 static_assert(
     kWarps / kCrew * kRingBytes + kWarps * sizeof(Partials) + kTeams * kQueriesBytes == PA_CTA_BYTES,
     "PA_CTA_BYTES must be what a CTA takes of shared memory, besides the list of sequences");
 
 constexpr bool kAlone = kCrew == 1 && kSlices == 1;    // a warp leaves all rows of the part at once
-constexpr int kPieces = 8;    // of prefix.cuh, added at a time
 
 // Where the rows of a part go.
 struct Output {
@@ -35,7 +34,7 @@ struct Output {
     int num_q_heads;
     long long out_stride;
     Prefix prefix;
-    int begin, past;       // OWN: the sequence's part of prefix.left
+    Left left;             // OWN
 
     // Four elements of a row; its statistics, or its lse, with the first four.
     __device__ void write(int row, int quad, Merged merged) const {
@@ -46,33 +45,9 @@ struct Output {
             if (quad == 0) prefix.stats[place] = make_float2(merged.most, merged.total);
         } else {
             const long long token = tokens[of_head / kGroup], its = token * num_q_heads + q_head + head;
-            if constexpr (kRole == OWN) add_pieces(merged, of_head / kGroup, q_head + head, quad);
+            if constexpr (kRole == OWN) left.add_to(merged, prefix, of_head / kGroup, num_q_heads, q_head + head, quad);
             if constexpr (kSinks) merged.add_sink(__ldg(sinks + head) * kLog2e);
             write_out(out + token * out_stride + (q_head + head) * kHeadDim, lse + its, quad, merged);
-        }
-    }
-
-    // What pieces left of query token `query` of the sequence, kPieces of them at a time: each turn costs a trip to L2.
-    __device__ void add_pieces(Merged& merged, int query, int head, int quad) const {
-        for (int first = begin; first < past; first += kPieces) {
-            int places[kPieces];
-            float4 sums[kPieces];
-            float2 stats[kPieces];
-            float most = -CUDART_INF_F;
-#pragma unroll
-            for (int i = 0; i < kPieces; ++i) places[i] = first + i < past ? __ldg(prefix.left + first + i) : 0;
-#pragma unroll
-            for (int i = 0; i < kPieces; ++i) {
-                sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), stats[i] = make_float2(-CUDART_INF_F, 0.0f);
-                if (first + i >= past) continue;
-                const long long place = (long long)(places[i] + query) * num_q_heads + head;
-                sums[i] = __ldcg(prefix.sums + place * kQuads + quad), stats[i] = __ldcg(prefix.stats + place);
-            }
-#pragma unroll
-            for (int i = 0; i < kPieces; ++i) most = fmaxf(most, stats[i].x);
-            merged.rise(most);
-#pragma unroll
-            for (int i = 0; i < kPieces; ++i) merged.add(stats[i], sums[i]);
         }
     }
 };
@@ -122,25 +97,6 @@ __device__ __forceinline__ void finish(
     team_sync(team);    // all have read the partials, before the next are stored
 }
 
-// Rows of query tokens without a key, of every gridDim.x-th sequence.
-__device__ inline void write_empty(
-    Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride,
-    const float* sinks) {
-    for (int seq = blockIdx.x; seq < shares.num_seqs; seq += gridDim.x) {
-        if (shares.sequences[seq].num_tokens > 0) continue;
-        const int past = query_start_loc[seq + 1];
-        for (int token = query_start_loc[seq]; token < past; ++token) {
-            for (int i = threadIdx.x; i < num_q_heads * kQuads; i += kThreads) {
-                const int head = i / kQuads;
-                Merged none;
-                if constexpr (kSinks) none.add_sink(__ldg(sinks + head) * kLog2e);
-                write_out(
-                    out + token * out_stride + head * kHeadDim, lse + (long long)token * num_q_heads + head, i % kQuads, none);
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
     Scalar* out, float* lse, const Scalar* query, const Cache* key_cache, const Cache* value_cache,
     const int* block_tables, const int* query_start_loc, const int* seq_lens,
@@ -183,9 +139,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
             const int q_head = kv_head * kGroup;    // the first
             const int first_query = query_start_loc[segment.seq];
             const Tokens tokens = {first_query, kRole == SHARED ? prefix.tokens + first_query : nullptr};
-            const bool has_pieces = kRole == OWN && sequence.first() > 0;
-            const int begin_left = has_pieces ? __ldg(prefix.lists + segment.seq) : 0;
-            const int past_left = has_pieces ? __ldg(prefix.lists + segment.seq + 1) : 0;
+            const Left left(prefix, segment.seq, sequence);
             const Scalar* rows = query + q_head * kHeadDim;
             if constexpr (!kInRegisters) {
                 queries->fill(rows, tokens, first_row, num_rows, query_stride, scale, threadIdx.x % (kTeam * 32));
@@ -206,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
                 mine, all_partials[warp], all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team,
                 num_rows, cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
                 {out, lse, kSinks ? layer.sinks + q_head : nullptr, tokens, first_row, q_head, num_q_heads, out_stride, prefix,
-                 begin_left, past_left});
+                 left});
             if (segment.end == end) break;
             segment = shares.after(segment, end);
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import HND_SWIZZLED
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ROWS_IN_REGISTERS = 16  # query rows of a warp of which registers hold the query, too; half of it above a head_dim of 128
 CREWS = (1, 2, 4)       # warps that may share a ring
+TILES = (0, 16, 32)     # tokens that may be asked for
 SHORT_SHARE = 1         # tiles of a crew, below which they are cut smaller
 LONG_SEQUENCE = 8       # tiles of each warp in one sequence, from which on all warps of a CTA take it together
 
@@ -72,6 +73,7 @@ class Crews:
     stages: int
     team: int
     copy: str
+    arrivals: ClassVar[int] = 1
 
     @property
     def heads(self) -> int:
@@ -92,7 +94,7 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
     The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Raises Unsupported
     where nothing fits, teams do not consist of crews or CTAs of teams, or `arch` and the kernel have no such copies.
     """
-    params = {"team": 0, "warps": 0, "stages": 2, "tile": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "copy": "planned", **spec.params}
     asked = Asked.of(spec)
     rows, parts, crew = plan_rows(shape, asked)
     copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
@@ -100,6 +102,8 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if copy in fragments.LOADS:
         raise Unsupported(f"copy={copy} is for plain decode of 16-bit caches; leave it planned, or set bulk or async")
+    if params["tile"] not in TILES:
+        raise Unsupported(f"tile must be 16 or 32 where warps multiply (got {params['tile']})")
     tile = params["tile"] or choose_tile(shape, rows // crew, count_share(spec, parts, crew, 32, num_sms * WARPS[0]))
 
     def made(warps: int, stages: int) -> Crews:
@@ -110,12 +114,13 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
     if not numbers:
         raise Unsupported(f"warps must be at least the {crew} that share a ring (got {params['warps']})")
     shared_limit = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values()))
-    depths = (count_stages(shape, crew, tile, params["stages"]), params["stages"])  # as much for each warp, else for each ring
+    least = params["stages"] or 2
+    depths = (count_stages(shape, crew, tile, least), least)  # as much for each warp, else for each ring
     candidates = [made(warps, stages) for stages in depths for warps in numbers]
     crews = fit(shape, asked, candidates, spec.max_num_seqs, shared_limit)
     if crews is None:
-        least = shared_bytes(shape, asked, candidates[-1], spec.max_num_seqs)
-        raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
+        taken = shared_bytes(shape, asked, candidates[-1], spec.max_num_seqs)
+        raise Unsupported(f"shared memory must hold {taken + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
     if crews.team > crews.warps or crews.warps % crews.team:
         raise Unsupported(f"team must divide the {crews.warps} warps of a CTA (got {crews.team})")
     if crews.team % crew:
@@ -201,15 +206,26 @@ def round_up(number: int, multiple: int) -> int:
 
 def shared_bytes(shape: Shape, asked: Asked, crews: Crews, max_num_seqs: int) -> int:
     """What a CTA takes, with the list of sequences."""
-    return cta_bytes(shape, crews) + (8 if asked.queries == 1 else 16) * (max_num_seqs + 1)
+    return cta_bytes(shape, crews) + list_bytes(asked, max_num_seqs)
+
+
+def list_bytes(asked: Asked, max_num_seqs: int) -> int:
+    """The list of sequences of shares.cuh."""
+    return (8 if asked.queries == 1 else 16) * (max_num_seqs + 1)
 
 
 class GeneralTensorCore(TensorCore):
     """One CTA an SM, whatever the step is."""
 
-    def _choose(self, shape: Shape, arch: str) -> tuple[Crews, Build]:
+    def _choose(self, shape: Shape, arch: str) -> tuple[Any, Build]:
+        from impls.cuda import verify  # it builds on this page
+
+        asked, most = Asked.of(self._spec), self._spec.max_num_seqs
+        if (warpgroups := verify.plan_warpgroups(shape, self._spec, arch)) is not None:
+            self.ledger["tiles"] = str(warpgroups)
+            return warpgroups, verify.build(shape, asked, warpgroups, most)
         crews = plan_crews(shape, self._spec, self._num_ctas, arch)
-        return crews, build(shape, Asked.of(self._spec), crews, self._spec.max_num_seqs)
+        return crews, build(shape, asked, crews, most)
 
 
 def build(shape: Shape, asked: Asked, crews: Crews, max_num_seqs: int) -> Build:

@@ -10,18 +10,18 @@
 #include "stages.cuh"
 
 // Specialised by prefill.py.
-enum Query { SHARED, REGISTERS };
-constexpr Query kQuery = PA_QUERY;    // where products read queries
+enum class Query { SHARED, REGISTERS };    // where products read queries
+constexpr bool kHoldsQuery = Query::PA_QUERY == Query::REGISTERS;
 
 constexpr float kSlack = 8;
 constexpr int kSums = kHeadDim < 128 ? kHeadDim : 128;    // columns of sums of one product
-constexpr int kParts = kHeadDim / kSums;                  // products side by side
+constexpr int kHalves = kHeadDim / kSums;                 // products side by side
 static_assert(kHeadDim % kSums == 0, "PA_HEAD_DIM must be 64 or a multiple of 128");
 
 // Turns of the warpgroups to begin products.
 struct Turns {
     const int warpgroup;
-    static constexpr int kBarrier = 2;    // and those behind it
+    static constexpr int kBarrier = 1 + kWarpgroups + 1;    // and those behind it, past those of teams
 
     __device__ Turns(int warpgroup) : warpgroup(warpgroup) {    // the last one lets the first begin
         if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) pass_by<256>(kBarrier);
@@ -34,9 +34,15 @@ struct Turns {
     }
 };
 
+// Two elements at once, where they lie so; tokens of `out` may be any number of elements apart.
+__device__ __forceinline__ void write_two(Scalar* to, float first, float second) {
+    if (reinterpret_cast<unsigned long long>(to) % 4 == 0) *reinterpret_cast<unsigned*>(to) = pack(first, second);
+    else from_float(to[0], first), from_float(to[1], second);
+}
+
 // What a thread has of an item: two rows, 8 apart, and in each the columns of its place among the four lanes of a row.
 struct Rows {
-    float sums[kParts][kSums / 2];
+    float sums[kHalves][kSums / 2];
     float most[2], total[2];           // scores' maximum, unscaled; sum of the thread's weights
     unsigned weights[kTile / 16][4];
     float scale, sign;                 // to units of log2; both factors of a score
@@ -46,9 +52,9 @@ struct Rows {
 #pragma unroll
         for (int r = 0; r < 2; ++r) most[r] = -CUDART_INF_F, total[r] = 0, bounds[r] = keys[r];
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
+        for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-            for (int i = 0; i < kSums / 2; ++i) sums[part][i] = 0;
+            for (int i = 0; i < kSums / 2; ++i) sums[half][i] = 0;
         }
     }
 
@@ -96,9 +102,9 @@ struct Rows {
     __device__ void rescale(const float (&keep)[2]) {
         if (!__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
+        for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-            for (int i = 0; i < kSums / 2; ++i) sums[part][i] *= keep[i / 2 % 2];
+            for (int i = 0; i < kSums / 2; ++i) sums[half][i] *= keep[i / 2 % 2];
         }
     }
 
@@ -106,12 +112,43 @@ struct Rows {
 #pragma unroll
         for (int i = 0; i < kTile / 4; ++i) weights[i / 4][i % 4] = pack(scores[2 * i], scores[2 * i + 1]);
     }
+
+    // The sum of a row's weights, to all lanes that have a part of it; and its maximum in units of log2.
+    __device__ float whole_total(int r) const {
+        const float two = total[r] + __shfl_xor_sync(kAll, total[r], 1);
+        return two + __shfl_xor_sync(kAll, two, 2);
+    }
+    __device__ float whole_most(int r) const { return most[r] == -CUDART_INF_F ? most[r] : most[r] * scale; }
+
+    // Leave a row's sums at `to`, as floats.
+    __device__ void store(int r, int lane, float4* to) const {
+        float2* twos = reinterpret_cast<float2*>(to) + lane % 4;
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+            for (int i = 0; i < kSums / 8; ++i) {
+                const float* two = sums[half] + 4 * i + 2 * r;
+                twos[half * (kSums / 2) + 4 * i] = make_float2(two[0], two[1]);
+            }
+        }
+    }
+    // Write them times `factor`, rounded.
+    __device__ void write(int r, int lane, float factor, Scalar* to) const {
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+            for (int i = 0; i < kSums / 8; ++i) {
+                const float* two = sums[half] + 4 * i + 2 * r;
+                write_two(to + half * kSums + 8 * i + lane % 4 * 2, two[0] * factor, two[1] * factor);
+            }
+        }
+    }
 };
 
 // A warpgroup's products; all tiles are those of `shared`.
 struct Products {
     const unsigned query, keys, values;    // where they begin in shared memory, the warpgroup's own rows of queries
-    unsigned held[kQuery == REGISTERS ? kHeadDim / 16 : 1][4];    // the warp's queries, 16 elements after the other
+    unsigned held[kHoldsQuery ? kHeadDim / 16 : 1][4];    // the warp's queries, 16 elements after the other
 
     __device__ Products(const Shared& shared, int warpgroup)
         : query(shared_address(shared.query) + warpgroup * 64 * kPitch), keys(shared_address(shared.keys)),
@@ -135,7 +172,7 @@ struct Products {
         for (int k = 0; k < kHeadDim / 16; ++k) {
             const int column = k / 4, within = k % 4 * 32;
             const Matrix those = advance(b, column * kTile * kPitch + within);
-            if constexpr (kQuery == REGISTERS) multiply_rows(scores, held[k], those, k > 0);
+            if constexpr (kHoldsQuery) multiply_rows(scores, held[k], those, k > 0);
             else multiply_rows(scores, advance(a, column * kRows * kPitch + within), those, k > 0);
         }
         end_products();
@@ -145,11 +182,11 @@ struct Products {
         const Matrix b = matrix_at(values + stage * kTileBytes, kTile * kPitch);
         begin_products();
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) {
+        for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
             for (int k = 0; k < kTile / 16; ++k) {
-                const int bytes = part * (kSums / kWidth) * kTile * kPitch + k * 16 * kPitch;
-                multiply_columns(rows.sums[part], rows.weights[k], advance(b, bytes));
+                const int bytes = half * (kSums / kWidth) * kTile * kPitch + k * 16 * kPitch;
+                multiply_columns(rows.sums[half], rows.weights[k], advance(b, bytes));
             }
         }
         end_products();
@@ -158,7 +195,7 @@ struct Products {
 
 __device__ __forceinline__ void settle(Rows& rows) {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) settle(rows.sums[part]);
+    for (int half = 0; half < kHalves; ++half) settle(rows.sums[half]);
 }
 
 // A stage is free once a lane of every warp has said so.
@@ -225,7 +262,7 @@ __device__ __forceinline__ void attend(
         rows.rescale(keep);
         rows.round(scores);
     }
-    if constexpr (kQuery == SHARED) give_back(&shared.query_empty, lane);
+    if constexpr (!kHoldsQuery) give_back(&shared.query_empty, lane);
     wait(&shared.values_full[values.stage], values.parity);
     see_copies();
     products.sum(rows, values.stage);

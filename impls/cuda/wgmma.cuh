@@ -11,6 +11,7 @@
 
 #include "matrices.cuh"
 #include "mbarrier.cuh"
+#include "meet.cuh"
 #include "mma.cuh"
 
 static_assert(__CUDA_ARCH__ == 900, "wgmma is an instruction of sm_90a");
@@ -100,12 +101,6 @@ template <int kRegisters>
 __device__ __forceinline__ void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters)); }
-
-// Barrier `id`, 1 to 15, of kThreads threads, of which some wait and the others only say that they came by.
-template <int kThreads>
-__device__ __forceinline__ void meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory"); }
-template <int kThreads>
-__device__ __forceinline__ void pass_by(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory"); }
 
 // 2^x; results below the smallest normal number are zero.
 __device__ __forceinline__ float power_of_two(float x) {

@@ -40,7 +40,7 @@ def library(source: str, entry: str, macros: tuple[tuple[str, str | int], ...]) 
     """Compile the kernel for the CPU, once a test session."""
     folder = Path(tempfile.mkdtemp(prefix="pagedbench-emulated-"))
     for page in (*jit.FOLDER.glob("*.cuh"), jit.FOLDER / source, *PAGES.iterdir()):
-        shutil.copy(page, folder)
+        (folder / page.name).write_text(page.read_text().replace("extern __shared__", "extern"))
     for header in HEADERS:
         (folder / header).write_text('#include "types.hpp"\n')
     text = "".join(f"#define {name} {value}\n" for name, value in macros)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.registry import Unsupported
 from impls import IMPLS
-from impls.cuda import jit, prefill, prefix, toolkit
+from impls.cuda import jit, prefill, prefix, toolkit, verify
 from impls.cuda.builds import ARCHS, SHARED_LIMIT
 
 IMPL = next(impl for impl in IMPLS if impl.name == "cuda.prefill")
@@ -103,7 +103,7 @@ def disassembler():
 
 @pytest.mark.skipif(toolkit.compiler_why_missing() is not None or disassembler() is None, reason="no compiler, or no nvdisasm")
 @pytest.mark.parametrize(
-    "build", [build for page in (prefill, prefix) for build in page.builds("sm_90") if build.only == "a"], ids=str
+    "build", [build for page in (prefill, prefix, verify) for build in page.builds("sm_90") if build.only == "a"], ids=str
 )
 def test_weights_are_computed_while_sums_go_on(build, tmp_path):
     """All exponentials of a tile stand before the wait for the sums over the tile before: only so do both go on at once."""

@@ -65,7 +65,7 @@ def shared_problem(batch, fields):
 
 def prepared(problem, layout, num_ctas):
     (entry,) = (entry for entry in Registry(IMPLS).entries(("cuda.tensor_core",)) if entry.layout is layout)
-    spec = problem.spec(entry, params=entry.impl.resolve_params({"prefix": "always"}))
+    spec = problem.spec(entry, params=entry.impl.resolve_params({"prefix": "always", "products": "warps"}))
     return prefix.Prefixes(spec, num_ctas, "sm_90")
 
 

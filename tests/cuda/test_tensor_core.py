@@ -11,7 +11,7 @@ from harness.ops.attention import AttentionSpec
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD
 from harness.registry import Unsupported
 from impls import IMPLS
-from impls.cuda import tensor_core, tensor_core_general, toolkit
+from impls.cuda import tensor_core, tensor_core_general, toolkit, verify
 from impls.cuda.attention import Shape
 from impls.cuda.builds import ARCHS, SHARED_LIMIT
 
@@ -37,7 +37,9 @@ def plan(spec, arch="sm_90"):
 
 
 def plan_any(spec):
-    """As `prepare` chooses between the two kernels."""
+    """As `prepare` chooses between the kernels."""
+    if spec.params.get("products") == "warpgroups":
+        return verify.plan_warpgroups(Shape.of(spec), spec, "sm_90")
     plan_teams = tensor_core_general.plan_crews if spec.features or spec.max_q_len > 1 else tensor_core.plan_teams
     return plan_teams(Shape.of(spec), spec, SMS, "sm_90")
 
@@ -160,13 +162,16 @@ def test_it_is_available_from_8_0_on(monkeypatch, capability, missing):
     assert tensor_core.why_no_tensor_cores("cuda") == "no NVRTC"
 
 
-@pytest.mark.parametrize("name", sorted(IMPL.params.keys() - {"prefix"}))
+OTHERS = ({}, {"warps": 4}, {"copy": "load"}, {"products": "warpgroups"})
+
+
+@pytest.mark.parametrize("name", sorted(IMPL.params.keys() - {"prefix", "products"}))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, with 4 warps, or by loads, makes a kernel of its own: of
-    plain decode, or of an 8-bit cache."""
+    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, or by warpgroups, makes a kernel of
+    its own: of plain decode, or of an 8-bit cache."""
     chosen = set()
     for value in IMPL.params[name]:
-        for kv_dtype, others in itertools.product((None, "e4m3"), ({}, {"warps": 4}, {"copy": "load"})):
+        for kv_dtype, others in itertools.product((None, "e4m3"), OTHERS):
             params = IMPL.resolve_params(others | {name: value})
             try:
                 teams = plan_any(dataclasses.replace(SPEC, layout=HND, kv_dtype=kv_dtype, params=params))

@@ -42,6 +42,20 @@ static void copy_chunk(void* shared, const void* global, bool there) {
     memset(shared, 0xee, 16);
     issued[threadIdx.x].push_back({static_cast<unsigned char*>(shared), there ? global : nullptr});
 }
+// The barrier's present phase waits for it, too.
+static void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
+    REQUIRE(bytes % 16 == 0 && bytes > 0);
+    std::vector<Chunk> chunks;
+    for (unsigned at = 0; at < bytes; at += 16) {
+        auto* to = static_cast<unsigned char*>(shared) + at;
+        REQUIRE(shared_address(to) % 16 == 0 && reinterpret_cast<uintptr_t>(global) % 16 == 0);
+        memset(to, 0xee, 16);
+        chunks.push_back({to, static_cast<const unsigned char*>(global) + at});
+    }
+    ++phases.at(barrier).missing;
+    batches.push_back({chunks, barrier});
+    moved = true;
+}
 static void arrive_after_copies(Barrier* barrier) {
     batches.push_back({std::exchange(issued[threadIdx.x], {}), barrier});
     moved = true;

@@ -35,7 +35,9 @@ static int min(int a, int b) { return std::min(a, b); }
 static int max(int a, int b) { return std::max(a, b); }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
 template <typename T> static T __ldg(const T* from) { return *from; }
-static int atomicAdd(int* to, int x) { return std::exchange(*to, *to + x); }
+template <typename T> static T __ldcg(const T* from) { return *from; }
+template <typename T> static T atomicAdd(T* to, T x) { return std::exchange(*to, *to + x); }
+static void __threadfence() {}
 
 struct Fiber {
     ucontext_t context;

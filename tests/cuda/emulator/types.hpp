@@ -8,7 +8,7 @@
 
 #define __global__
 #define __device__
-#define __shared__
+#define __shared__ static    // CTAs come one after the other
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -20,6 +20,7 @@ struct uint4 { unsigned x, y, z, w; };
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 struct __half { uint16_t bits; };
 inline float __half2float(__half h) {

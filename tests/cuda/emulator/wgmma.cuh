@@ -6,6 +6,7 @@
 
 #include "matrices.cuh"
 #include "mbarrier.cuh"
+#include "meet.cuh"
 #include "mma.cuh"
 
 struct Product {
@@ -119,8 +120,6 @@ static void finish(float x, unsigned) { REQUIRE(!(x < 0)); }
 static void see_copies() { unseen[threadIdx.x] = false; }
 template <int> static void give_registers() {}
 template <int> static void take_registers() {}
-template <int kThreads> static void meet(int id) { numbered[id].wait(kThreads); }
-template <int kThreads> static void pass_by(int id) { numbered[id].pass(kThreads); }
 static float power_of_two(float x) { return std::exp2(x); }
 
 static void begin_engines() {
