@@ -28,7 +28,7 @@ class Batch:
     block_tables    [num_rows, width] int32, a view that the manager's next call invalidates
     sampled         sequences that get a token, and the index of the query token that it is sampled from
     searched        beam searches, and the query tokens of their beams
-    swap_out, swap_in, copies    [n, 2] int32 pairs of blocks to copy first, in this order
+    copies          [n, 2] int32 pairs of blocks to copy first, after the scheduler's swap_out and swap_in
     """
 
     rows: list[Sequence]
@@ -40,8 +40,6 @@ class Batch:
     sampled: list[Sequence] = field(default_factory=list)
     sampled_from: list[int] = field(default_factory=list)
     searched: list[tuple[Group, list[int]]] = field(default_factory=list)
-    swap_out: Pairs = field(default_factory=lambda: NO_PAIRS)
-    swap_in: Pairs = field(default_factory=lambda: NO_PAIRS)
     copies: Pairs = field(default_factory=lambda: NO_PAIRS)
 
     @property

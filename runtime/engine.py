@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import itertools
 import weakref
 from collections import deque
@@ -124,19 +123,15 @@ class Engine:
         if is_bound(self.model.module, self.handle):
             nothing = (None,) * self.kernels.shape.num_layers
             bind_caches(self.model.module, self.handle, nothing, nothing)
+        if self.settings.compile != "no":
+            self.model.uncompile()
         for name in ("_mover", "runner", "buckets"):
             self.__dict__.pop(name, None)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Make all buckets, which takes seconds on a GPU; else each is made when it is first needed.
-
-        What the process holds then is left out of later garbage collections (gc.freeze): one that walked over all that torch
-        and a compiler have made would hold a step up for a quarter of a second.
-        """
+        """Make all buckets, which takes seconds on a GPU; else each is made when it is first needed."""
         self.buckets.make_all()
-        gc.collect()
-        gc.freeze()
 
     # Requests
 
@@ -228,6 +223,8 @@ class Engine:
 
     def _step(self) -> list[Event]:
         batch = self.scheduler.schedule()
+        self._mover.swap_out(self.scheduler.swap_out)  # also where nobody runs: what left the pool is read again
+        self._mover.swap_in(self.scheduler.swap_in)
         flight = None
         if batch is not None:
             flight = self._launch(batch)
@@ -238,8 +235,6 @@ class Engine:
 
     def _launch(self, batch: Batch) -> Flight:
         """Put a batch on the device's queue, block copies first, and its samples' way back behind it."""
-        self._mover.swap_out(batch.swap_out)
-        self._mover.swap_in(batch.swap_in)
         self._mover.copy(batch.copies)
         places = batch.sampled_from + [place for _, tokens in batch.searched for place in tokens]
         if batch.is_decode:

@@ -10,6 +10,7 @@ import torch
 
 from harness.device import Device
 from harness.interval import summarise
+from harness.registry import Unsupported
 from runtime.loads import ServeCase, prompts_of
 from runtime.model import load, transformers
 
@@ -27,7 +28,7 @@ def measure(case: ServeCase, device: Device, repeats: int) -> dict[str, Any]:
     config = library.GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=int(trace.output.max()))
     lengths = trace.output.tolist()
     if len(set(lengths)) > 1:
-        raise ValueError(f"generate_batch takes one number of new tokens for all (got {min(lengths)} to {max(lengths)})")
+        raise Unsupported(f"generate_batch takes one number of new tokens for all (got {min(lengths)} to {max(lengths)})")
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats(device.index)
     elapsed = []

@@ -79,7 +79,7 @@ def why_no_replay(
     finally:
         for cache in tried:
             cache.zero_()
-    if error > ERROR:
+    if not error <= ERROR:  # NaN is no small error
         return f"{impl.name}: a replay does not follow lengths that have changed (relative error {error:.2g})"
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +51,15 @@ def measure(model: Model, case: ServeCase, settings: Settings, device: Device, r
         return _measure(engine, case, device, rates, repeats)
     finally:
         engine.close()
+        gc.unfreeze()
 
 
 def _measure(engine: Engine, case: ServeCase, device: Device, rates: Rates, repeats: int) -> Measured:
     trace, model, settings = case.load(), engine.model, engine.settings
     engine.warm_up()
     serve(engine, warm_up_of(trace, settings), prompts_of(trace, model.vocab_size, case.seed + repeats))
+    gc.collect()
+    gc.freeze()  # to walk over all that torch and its compiler have made would hold a step up for a quarter of a second
     nvml, readings, runs = nvml_of(device), [], []
     for repeat in range(repeats):
         engine.clock = StepClock(device.name)

@@ -105,6 +105,11 @@ class Model:
         for target in targets:
             target.compile(fullgraph=True, dynamic=True, backend=backend)
 
+    def uncompile(self) -> None:
+        """Run eagerly again."""
+        for target in (self.module.model, *self.module.model.layers):
+            target._compiled_call_impl = None
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, vocab_size] of chosen hidden states."""
         found: torch.Tensor = self.module.lm_head(hidden)

@@ -90,7 +90,11 @@ class Scheduler(Admission):
     # A step
 
     def schedule(self) -> Batch | None:
-        """Choose who runs; None where everybody waits for results, or nobody is there."""
+        """Choose who runs; None where everybody waits for results, or nobody is there.
+
+        Blocks of those that were preempted or resumed are to be moved either way, before anything is launched: `swap_out`,
+        then `swap_in`, [n, 2] int32 pairs of blocks.
+        """
         picks, swap_out, preempted = self._pick_running()
         swap_in: list[Pairs] = []
         slots: list[NDArray[np.int64]] = []
@@ -98,12 +102,12 @@ class Scheduler(Admission):
             slots.append(self._append(picks))
         if self.waiting and not preempted:
             self._admit(picks, slots, swap_in)
+        self.swap_out = np.concatenate(swap_out) if swap_out else NO_PAIRS
+        self.swap_in = np.concatenate(swap_in) if swap_in else NO_PAIRS
         if not picks:
             return None
         batch = make_batch(self.manager, picks, np.concatenate(slots))
         self._add_samples(batch)
-        batch.swap_out = np.concatenate(swap_out) if swap_out else NO_PAIRS
-        batch.swap_in = np.concatenate(swap_in) if swap_in else NO_PAIRS
         return batch
 
     def launched(self, batch: Batch) -> None:

@@ -153,7 +153,7 @@ def rows(arguments: argparse.Namespace, cases: list[ServeCase], model: Any, devi
             **fields,
         )  # fmt: skip
 
-    chosen: list[str | None] = [*split_names("--impl", arguments.impl)]
+    chosen: list[str | None] = entries_of(arguments)
     for case, row in itertools.product(cases, chosen or [None]):
         name, _, layout = (row or "best").partition("[")
         try:
@@ -171,8 +171,24 @@ def rows(arguments: argparse.Namespace, cases: list[ServeCase], model: Any, devi
             try:
                 fields = generate_batch.measure(case, device, arguments.repeats)
                 yield record(case, "peer.transformers.generate_batch", "paged", status="ok", **fields)
+            except Unsupported as error:
+                yield record(case, "peer.transformers.generate_batch", "paged", status="unsupported", reason=str(error))
             except Exception as error:
                 yield record(case, "peer.transformers.generate_batch", "paged", status="failed", reason=of_error(error))
+
+
+def entries_of(arguments: argparse.Namespace) -> list[str | None]:
+    """What --impl names by globs: rows, or, without a layout, implementations, in the first layout that takes the model.
+
+    Raises UsageError for a glob that names none.
+    """
+    from harness.registry import default_registry
+
+    found: dict[str | None, None] = {}
+    for glob in split_names("--impl", arguments.impl):
+        entries = [entry for entry in default_registry().entries([glob]) if entry.impl.op == "attention"]
+        found |= dict.fromkeys(str(entry) if "[" in glob else entry.impl.name for entry in entries)
+    return list(found)
 
 
 def settings_of(arguments: argparse.Namespace, case: ServeCase, row: str | None) -> Settings:

@@ -53,6 +53,10 @@ class Pretended:
     def step(self):
         """One step; returns the batch that was launched, or None."""
         batch = self.scheduler.schedule()
+        for block, to in self.scheduler.swap_out.tolist():
+            self.host[to] = self.cache[block]
+        for block, to in self.scheduler.swap_in.tolist():
+            self.cache[to] = self.host[block]
         flight = None
         if batch is not None:
             self.check(batch)
@@ -80,10 +84,6 @@ class Pretended:
 
     def run(self, batch):
         """Copy, write and read as the device would; returns the samples and what the beam searches found."""
-        for block, to in batch.swap_out.tolist():
-            self.host[to] = self.cache[block]
-        for block, to in batch.swap_in.tolist():
-            self.cache[to] = self.host[block]
         self.cache[batch.copies[:, 1]] = self.cache[batch.copies[:, 0]]
         ends = np.cumsum(batch.q_lens)
         states = [row.state for row in batch.rows]

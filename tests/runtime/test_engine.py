@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import json
 
@@ -489,14 +488,12 @@ def test_graphs_of_buckets_are_captured_once_and_replayed(monkeypatch):
     assert sum(graph.count for graph in made) > NEW - 10
 
 
-def test_a_warm_engine_is_not_held_up_by_collections():
-    """What was there before its first request is not walked over again."""
-    gc.unfreeze()
-    Watched(model()).warm_up()
-    kept = gc.get_freeze_count()
-    gc.unfreeze()
+def test_a_model_runs_eagerly_after_an_engine_that_compiled_it():
+    """Its next engine's records say `compile` no, and it is so."""
+    tiny = load("qwen3-tiny", dtype="f32")
+    Engine(tiny, num_blocks=16, max_model_len=64, compile="layer").close()
 
-    assert kept > 10_000
+    assert all(layer._compiled_call_impl is None for layer in tiny.module.model.layers)
 
 
 def frozen(run, pool=None):
@@ -521,6 +518,9 @@ def test_an_entry_whose_launches_cannot_be_replayed_is_found_out(monkeypatch, ma
     assert graphs.why_no_replay(*arguments) is None
     monkeypatch.setattr(graphs, "capture", frozen)
     assert "a replay does not follow lengths that have changed" in graphs.why_no_replay(*arguments)
+    monkeypatch.setattr(graphs, "_replay_error", lambda *arguments: float("nan"))
+    assert "a replay does not follow lengths that have changed" in graphs.why_no_replay(*arguments)
+    monkeypatch.undo()
     monkeypatch.setattr(graphs, "capture", lambda run, pool=None: 1 / 0)
     assert "ZeroDivisionError" in graphs.why_no_replay(*arguments)
     assert not any(cache.any() for caches in engine._mover._caches for cache in caches)

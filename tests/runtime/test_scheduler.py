@@ -40,6 +40,19 @@ def random_request(world, draw, name):
     return world.submit(name, prompt, max_tokens=length, ignore_eos=bool(kind == 2))
 
 
+@pytest.mark.parametrize("num_blocks", range(14, 20))
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_leaves_the_pool_is_kept_though_nobody_runs(num_blocks, width):
+    """A step in which the only row is preempted, since a beam search in flight holds the rest, still moves its blocks."""
+    world = Pretended(num_blocks=num_blocks, block_size=1, num_host_blocks=64, preempt_by="swap", max_num_seqs=4)
+    world.submit("beams", [10], max_tokens=6, num_beams=width)
+    request = world.submit("plain", [30], max_tokens=12, ignore_eos=True)
+    while not world.is_idle:
+        world.step()
+
+    assert tokens_of(world.events, "plain") == answer(request, 0, frozenset())[0]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", range(6))
 def test_answers_are_right_whatever_happens(layout, seed):

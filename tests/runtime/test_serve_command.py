@@ -59,6 +59,23 @@ def test_a_dry_run_serves_and_records(tmp_path, capsys):
     assert "unsupported: " in out
 
 
+@pytest.mark.parametrize(
+    ("globs", "wanted"),
+    [
+        ("torch.gather,cuda.per_tok*", ["torch.gather", "cuda.per_token"]),
+        ("torch.blocked[*HD]", ["torch.blocked[NHD]", "torch.blocked[KV_NHD]"]),
+        ("torch.gather,torch.g*", ["torch.gather"]),
+    ],
+)
+def test_implementations_are_named_by_globs(globs, wanted):
+    """Each row once; without a layout the first that takes the model."""
+    found = door.entries_of(argparse.Namespace(impl=[globs]))
+
+    assert [name for name in wanted if name not in found] == []
+    assert len(found) == len(set(found))
+    assert "[" in globs or found == wanted
+
+
 @needs_transformers
 def test_a_sweep_is_a_case_for_each_size(tmp_path):
     """Lengths and block sizes, each a row of its own; what is said is not made smaller by --dry."""
