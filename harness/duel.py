@@ -104,7 +104,7 @@ class Arm:
                     raise ArmDied(f"silent for {self._stall_s:.0f} s in '{self._doing}'{self._child.last_words()}")
                 chunk = self._child.channel.read(1 << 16)
                 if not chunk:
-                    raise ArmDied(f"died in '{self._doing}': exit code {self._child.process.wait()}{self._child.last_words()}")
+                    raise ArmDied(f"died in '{self._doing}': {self._child.ending()}{self._child.last_words()}")
                 *self._lines, self._rest = (self._rest + chunk).split(b"\n")
         return self._lines.pop(0)
 

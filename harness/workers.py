@@ -8,29 +8,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import selectors
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.child import START, Child
-from harness.words import shortened, signal_name
+from harness.child import LOOK_S, START, Child
+from harness.words import shortened
 
-#: Seconds between two looks at whether a silent worker still lives, and that a worker without a channel is given to end.
-LOOK_S = 2.0
 _START = START.format(module="harness.worker")
 
 
 @dataclasses.dataclass
 class Death:
-    """How a worker or a row ended, at which row, if it had come to one, and whether others had been worked on before."""
+    """How a worker or a row ended, at which row, if it had come to one, and whether others had been worked on before.
+
+    between    it had done other work and not begun with this: no row of this is to blame
+    """
 
     status: str
     reason: str
     row: int | None
     after_others: bool = False
+    between: bool = False
 
     @property
     def told(self) -> str:
@@ -51,6 +52,7 @@ class Worker:
         self.death: Death | None = None
         self.is_idle = False
         self._row: int | None = None
+        self._began = False  # with the piece of work that it was asked last
         self._doing = "starting"
         self._rows: set[tuple[int, int]] = set()  # worked on since its start, by piece of work and number
         self._pieces = 0
@@ -60,12 +62,14 @@ class Worker:
     def ask(self, request: Mapping[str, Any], stall_s: float) -> Iterator[dict[str, Any]]:
         """Send it a piece of work and yield what it says until it is done, dies or is silent for `stall_s`."""
         self._row, self._doing, self.is_idle = None, "starting", False
+        self._began = False
         self._pieces += 1
         self._child.send(request)
         for line in self._lines(stall_s):
             message = json.loads(line)
             if "lost" in message:
                 break
+            self._began = True
             if "doing" in message:
                 self._note(message)
             self.is_idle = "done" in message
@@ -108,20 +112,19 @@ class Worker:
             if time.monotonic() >= patience:
                 self.kill()
                 reason = f"silent for {stall_s:.0f} s in '{self._doing}', killed{self._child.last_words(self._row_begin)}"
-                self.death = Death("timeout", reason, self._row, self.is_after_others(self._row))
+                self.death = self._death("timeout", reason)
                 return False
         return True
 
     def _autopsy(self) -> Death:
-        try:
-            code = self._child.process.wait(LOOK_S)
-            how = f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        except subprocess.TimeoutExpired:
-            self.kill()
-            how = "closed its channel and lived on, killed"
+        how = self._child.ending()
         self._child.kill_group()
         reason = f"died in '{self._doing}': {how}{self._child.last_words(self._row_begin)}"
-        return Death("failed", reason, self._row, self.is_after_others(self._row))
+        return self._death("failed", reason)
+
+    def _death(self, status: str, reason: str) -> Death:
+        between = self._pieces > 1 and not self._began
+        return Death(status, reason, self._row, self.is_after_others(self._row), between)
 
     def is_after_others(self, row: int | None) -> bool:
         """Whether this process has worked on any row but this one."""

@@ -20,6 +20,7 @@ from harness.options import Options
 from harness.registry import Entry, Impl, load_file
 from harness.supervisor import Supervisor
 from harness.work import Work
+from harness.workers import Spare
 
 HOUSE = Path(workers.__file__).parent.parent
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
@@ -27,7 +28,7 @@ OTHER = BlockCopyCase(name="copy.other", num_kv_heads=1, head_dim=16, block_size
 
 #: A worker that speaks as ours does and loads nothing; what it does at a row is that row's name.
 STAND_IN = """
-import ctypes, json, os, signal, sys, time
+import ctypes, json, os, signal, sys, threading, time
 
 channel = os.fdopen(int(sys.argv[2]), "w", buffering=1)
 asked = json.loads(sys.stdin.readline())
@@ -76,6 +77,7 @@ ACTS = {
     "hang": lambda: words("waiting for a lock", lambda: time.sleep(60)),
     "closes": lambda: (os.close(channel.fileno()), time.sleep(60)),
     "holds_on": hold_on,
+    "leaves": lambda: threading.Timer(0.3, os._exit, [1]).start(),
     "lost": lambda: (tell(lost="an illegal access"), os._exit(1)),
     "gives_up": lambda: tell(error="--device cuda: there is none"),
     "sleeps": lambda: time.sleep(60),
@@ -322,7 +324,7 @@ def test_whoever_stops_listening_leaves_no_worker(stand_in, how):
 
 
 TOYS = """
-import ctypes, os, sys, time
+import ctypes, json, os, sys, time
 from harness.registry import Impl
 
 def prepare(spec):
@@ -345,6 +347,33 @@ def prepare_prints(spec):
     print("about to run")
     return prepare(spec)
 
+class Closing:
+    # right, and closes what is not its own
+    def __init__(self, spec, files):
+        from impls.torch_block_copy import prepare
+        self._right, self._files = prepare(spec), files
+    def __getattr__(self, name):
+        return getattr(self._right, name)
+    def launch(self, *tensors):
+        self._right.launch(*tensors)
+        for file in self._files:
+            try: os.close(file)
+            except OSError: pass
+
+def prepare_shuts(spec):
+    return Closing(spec, [0])
+
+def prepare_shuts_all(spec):
+    return Closing(spec, range(100))
+
+def prepare_shuts_stdin(spec):
+    sys.stdin.close()
+    return prepare(spec)
+
+def prepare_breaks(spec):
+    json.dumps = None
+    return prepare(spec)
+
 def prepare_lacks(spec):
     import not_there
 
@@ -359,6 +388,8 @@ def toy(name, prepare):
 IMPLS = (
     toy("right", "toys:prepare"), toy("crash", "toys:prepare_crash"), toy("exit", "toys:prepare_exit"),
     toy("closes", "toys:prepare_closes"), toy("prints", "toys:prepare_prints"),
+    toy("breaks", "toys:prepare_breaks"), toy("shuts", "toys:prepare_shuts"), toy("shuts_all", "toys:prepare_shuts_all"),
+    toy("shuts_stdin", "toys:prepare_shuts_stdin"),
     toy("lacks", "toys:prepare_lacks"), toy("sleep", "toys:prepare_sleep"),
 )
 """
@@ -403,6 +434,46 @@ def test_the_real_worker_condemns_no_innocent(toys):
     assert records["toy.prints"].status == "ok"
     assert records["toy.prints"].flags[0].startswith("failed after other rows in one worker (prepare: OSError: [Errno 9]")
     assert records["toy.exit"].reason.endswith("last words: no licence found")
+
+
+def test_a_row_that_closes_the_harness_descriptors_costs_itself(toys):
+    """Standard input is nobody's; without its channel the worker is replaced, and every other row is right."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    chosen = [(TINY, "shuts"), (TINY, "shuts_stdin"), (TINY, "right"), (OTHER, "shuts_all"), (OTHER, "right")]
+    rows = [(case, Entry(table[f"toy.{name}"], HND)) for case, name in chosen]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    found = outcomes(Supervisor(asked).records())
+
+    status, reason = found.pop((OTHER.name, "shuts_all"))
+    assert status == "failed"
+    assert "lost its channel, by a descriptor closed or replaced that was not the row's own" in reason
+    assert set(found.values()) == {("ok", None)}
+    assert len(found) == 4
+
+
+def test_what_goes_wrong_in_the_worker_costs_a_row(toys):
+    """It ends with a traceback for last words; only wrong usage ends the run."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    rows = [(case, Entry(table[f"toy.{name}"], HND)) for case in (TINY, OTHER) for name in ("right", "breaks")]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    found = outcomes(Supervisor(asked).records())
+
+    for case in (TINY.name, OTHER.name):
+        assert found[case, "right"] == ("ok", None)
+        assert found[case, "breaks"][0] == "failed"
+        assert found[case, "breaks"][1].endswith("TypeError: 'NoneType' object is not callable")
+
+
+def test_a_kept_worker_that_dies_before_its_next_work_costs_no_row(stand_in, starts):
+    """What was left in it is no row's own: a new one takes all."""
+    spare = Spare()
+    assert outcomes(Supervisor(work("leaves"), spare=spare).records()) == {("copy.tiny", "leaves"): ("ok", None)}
+    wait_until(lambda: not is_alive(starts[0]))
+    found = outcomes(Supervisor(work("right", "right2", cases=(OTHER,)), spare=spare).records())
+    spare.close()
+
+    assert found == {("copy.other", "right"): ("ok", None), ("copy.other", "right2"): ("ok", None)}
+    assert len(starts) == 2
 
 
 PARENT = """
