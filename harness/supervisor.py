@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from harness.names import UsageError
-from harness.record import Record, parse_line
+from harness.record import Record
 from harness.work import Work, lost_record, rows_to_json
 from harness.workers import Death, Spare, Worker
 
@@ -75,7 +75,7 @@ class Supervisor:
         """The records that a worker makes of what waits."""
         for message in worker.ask(self._request(), self.work.stall_s):
             if "record" in message:
-                number, record = message["row"], parse_line(message["record"])
+                number, record = message["row"], message["record"]
                 if self._doubts(record, number, worker.is_after_others(number)):
                     return
                 yield self._settle(number, record)
