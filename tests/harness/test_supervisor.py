@@ -86,7 +86,7 @@ ACTS = {
     "forges_hello": lambda: tell(hello={}),
     "forges_doing": lambda: tell(doing="check", row=99, words=0),
     "forges_row": lambda: tell(record=record(asked["rows"][0]), row=99),
-    "forges_record": lambda: tell(record="{}", row=asked["rows"][0]["number"]),
+    "forges_record": lambda: tell(record="{}", row=row["number"]),
     "leaves": lambda: threading.Timer(0.3, os._exit, [1]).start(),
     "lost": lambda: (tell(lost="an illegal access"), os._exit(1)),
     "gives_up": lambda: tell(error="--device cuda: there is none"),
