@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import datetime
 import functools
@@ -141,6 +142,10 @@ def execute(
                 _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
     records.sort(key=by_place)
     _tell(records, folder, arguments, show)
+    idle = why_nothing_ran(records)
+    if idle is not None:
+        print(f"pagedbench: {printable(idle)}", file=sys.stderr)
+        return 2
     return exit_code(records, arguments.strict_peers)
 
 
@@ -195,6 +200,17 @@ def exit_code(records: Sequence[Record], strict_peers: bool = False) -> int:
     """1 where something of ours is wrong, failed or timed out; peers count only when told so, controls never."""
     bad = [record for record in records if record.status in ("wrong", "failed", "timeout") and record.role == "implementation"]
     return int(any(strict_peers or not record.impl.startswith("peer.") for record in bad))
+
+
+def why_nothing_ran(records: Sequence[Record]) -> str | None:
+    """What to say where no row was even tried, which must not pass for good; else None."""
+    if any(record.status not in ("unsupported", "skipped") for record in records):
+        return None
+    from harness.report import summary_line
+
+    reasons = collections.Counter(record.reason for record in records).most_common(1)
+    often = "".join(f"; {count} of {len(records)} rows: {reason}" for reason, count in reasons)
+    return f"nothing ran: {summary_line(records)}{often}"
 
 
 def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:

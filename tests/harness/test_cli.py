@@ -83,7 +83,8 @@ def check(impls, *words, command="check"):
         ("toy.right", (), 0),
         ("toy.right,toy.wrong", (), 1),
         ("toy.broken", (), 1),
-        ("toy.picky", (), 0),
+        ("toy.picky,toy.right", (), 0),
+        ("toy.picky", (), 2),
         ("peer.wrong", (), 0),
         ("peer.wrong", ("--strict-peers",), 1),
         ("control.wrong,toy.right", ("--strict-peers",), 0),
@@ -92,11 +93,19 @@ def check(impls, *words, command="check"):
     ids=str,
 )
 def test_the_exit_code_tells_whether_ours_is_right(here, capsys, impls, words, code):
-    """Wrong or failed counts; unsupported does not, a control never does, a peer only when told so."""
+    """Wrong or failed counts; unsupported does not unless all is, a control never does, a peer only when told so."""
     assert check(impls, *words) == code
     (records,) = here.glob("results/runs/*/records.jsonl")
     assert len(load(records)[0]) == len(impls.split(","))
     assert str(records.relative_to(here)) in capsys.readouterr().out
+
+
+def test_where_nothing_runs_one_line_says_why(here, capsys):
+    """A gate that looks at nothing is not green: exit code 2, and the reason that most rows have."""
+    assert check("toy.picky") == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pagedbench: nothing ran: 0 ok, 0 wrong, 1 unsupported, 0 skipped, 0 failed; 1 of 1 rows: ")
 
 
 @pytest.mark.parametrize(
