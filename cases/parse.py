@@ -21,6 +21,7 @@ from harness.ops.attention import AttentionCase
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.case import Case, CaseError
+from harness.store import read_text
 
 #: sequences that LENxCOUNT may spell; a slip of the finger must not fill memory
 MAX_SEQS = 1 << 20
@@ -156,7 +157,7 @@ def _each_once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read(path: str) -> list[Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
         data = tomllib.loads(text) if path.endswith(".toml") else json.loads(text, object_pairs_hook=_each_once)
     except OSError as error:
         raise UsageError(f"--case-file {path}: {error.strerror or error}") from error

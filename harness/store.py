@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,13 @@ def run_of(path: Path) -> Path:
     return runs[0] if runs else path
 
 
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Return what a file holds. Raises OSError for what has no end or never begins, a device or a pipe, before it is opened."""
+    if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():  # of a folder, reading says so
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_text(encoding="utf-8", errors=errors)
+
+
 def load(path: Path) -> tuple[list[Record], list[str]]:
     """Read a run's folder or a .jsonl file: its records, and a line for each line that is none.
 
@@ -131,7 +139,7 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         file = path / RECORDS if path.is_dir() else path
         if file != path and not file.exists():
             raise UsageError(f"cannot read records of {path}: the folder has no {RECORDS}, nor is there one a folder deeper")
-        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = read_text(file, errors="replace").split("\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read records of {path}: {getattr(error, 'strerror', None) or error}") from error
     records, problems = [], []

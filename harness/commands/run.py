@@ -139,7 +139,10 @@ def execute(
         finally:
             if engine.facts:
                 ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
+                try:
+                    _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
+                except OSError as error:  # what else went wrong must be told, too
+                    print(f"pagedbench: {error}; {store.count} records are kept in {printable(store.path)}", file=sys.stderr)
     records.sort(key=by_place)
     _tell(records, folder, arguments, show)
     idle = why_nothing_ran(records)
@@ -152,7 +155,7 @@ def execute(
 def keep(found: Iterable[Record], store: Appender, progress: Progress, place: Callable[[Record], Any]) -> list[Record]:
     """Write records down as they come, and put the file in the order of their `place` at the end; closes `store`.
 
-    Raises UsageError, which says where they are, where that is interrupted.
+    Raises UsageError, which says where they are, where that is interrupted or cannot be written.
     """
     records = []
     try:
@@ -163,6 +166,8 @@ def keep(found: Iterable[Record], store: Appender, progress: Progress, place: Ca
         store.arrange(place)
     except KeyboardInterrupt:
         raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+    except OSError as error:  # a full disk, say
+        raise UsageError(f"{error}; {store.count} records are kept in {store.path}") from error
     finally:
         store.close()
     return records
@@ -186,7 +191,12 @@ def _tell(
         beside, problems = of_run(folder, records)
         for problem in problems:
             print(f"pagedbench: {problem}", file=sys.stderr)
-        for path in write_report(records, folder, beside):
+        try:
+            made = write_report(records, folder, beside)
+        except OSError as error:
+            kept = f"all {len(records)} records are kept in {folder / 'records.jsonl'}"
+            raise UsageError(f"no report: {error}; {kept}") from error
+        for path in made:
             print(f"report:  {printable(path)}", file=stream)
 
 

@@ -15,6 +15,7 @@ from harness.names import UsageError
 from harness.record import Record
 from harness.report.pool import Pool
 from harness.report.verdicts import Comparison
+from harness.store import read_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ def _file_of(device: str, history: Path) -> Path | None:
 def facts_of(folder: Path) -> Mapping[str, Any]:
     """Return run.json, or nothing where there is none or it holds no object."""
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        facts = json.loads(read_text(folder / "run.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
