@@ -137,12 +137,9 @@ def execute(
         try:
             records += keep((hold_against(known, record) for record in engine.records()), store, progress, by_place)
         finally:
-            if engine.facts:
-                ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                try:
-                    _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
-                except OSError as error:  # what else went wrong must be told, too
-                    print(f"pagedbench: {error}; {store.count} records are kept in {printable(store.path)}", file=sys.stderr)
+            problem = _write_end(folder, engine.facts, arguments.command)
+    if problem is not None:
+        print(f"pagedbench: {printable(problem)}; {store.count} records are kept in {printable(store.path)}", file=sys.stderr)
     records.sort(key=by_place)
     _tell(records, folder, arguments, show)
     idle = why_nothing_ran(records)
@@ -228,6 +225,17 @@ def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:
     from harness.store import write_json
 
     write_json(folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], **facts})
+
+
+def _write_end(folder: Path, facts: Mapping[str, Any], command: str) -> OSError | None:
+    """run.json of a run that has ended, however it has; what stands in the way is returned, not to hide why it ended."""
+    if not facts:
+        return None
+    try:
+        _write_run(folder, {"ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **facts}, command)
+    except OSError as error:
+        return error
+    return None
 
 
 class Progress:
