@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.names import UsageError, nearest
+from harness.names import UsageError, nearest, read_text
 from harness.ops import tuples
 from harness.ops.attention import AttentionCase
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.case import Case, CaseError
-from harness.store import read_text
 
 #: sequences that LENxCOUNT may spell; a slip of the finger must not fill memory
 MAX_SEQS = 1 << 20

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.names import UsageError
+from harness.names import UsageError, read_text
 from harness.record import Record
-from harness.store import load, read_text, run_of
+from harness.store import load, run_of
 
 if TYPE_CHECKING:
     from harness.ops.case import Case

@@ -7,12 +7,11 @@ import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.names import UsageError
+from harness.names import UsageError, read_text
 from harness.record import Record, RecordError, parse_line
 
 RECORDS = "records.jsonl"
@@ -121,13 +120,6 @@ def run_of(path: Path) -> Path:
     if len(runs) > 1:
         raise UsageError(f"{path} holds {len(runs)} runs; name one of them, the newest is {runs[-1]}")
     return runs[0] if runs else path
-
-
-def read_text(path: Path, errors: str = "strict") -> str:
-    """Return what a file holds. Raises OSError for what has no end or never begins, a device or a pipe, before it is opened."""
-    if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():  # of a folder, reading says so
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path.read_text(encoding="utf-8", errors=errors)
 
 
 def load(path: Path) -> tuple[list[Record], list[str]]:

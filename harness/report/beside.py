@@ -11,11 +11,10 @@ from typing import Any
 from harness.audit import Audit
 from harness.baseline import baseline_of
 from harness.history import HISTORY, Point, history_of, read
-from harness.names import UsageError
+from harness.names import UsageError, read_text
 from harness.record import Record
 from harness.report.pool import Pool
 from harness.report.verdicts import Comparison
-from harness.store import read_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
