@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.names import UsageError, nearest
+from harness.names import UsageError, nearest, read_text
 from harness.ops import tuples
 from harness.ops.attention import AttentionCase
 from harness.ops.block_copy import BlockCopyCase
@@ -156,7 +156,7 @@ def _each_once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read(path: str) -> list[Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
         data = tomllib.loads(text) if path.endswith(".toml") else json.loads(text, object_pairs_hook=_each_once)
     except OSError as error:
         raise UsageError(f"--case-file {path}: {error.strerror or error}") from error

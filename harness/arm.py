@@ -12,20 +12,17 @@ and {"error"} are as in worker.py.
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import functools
 import importlib.util
-import json
-import os
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.channel import Channel, serve
 from harness.device import revision
 from harness.names import UsageError
 from harness.ops import case_from_json
@@ -35,42 +32,29 @@ from harness.rooms import HOUSE
 from harness.row import Row
 from harness.session import DeviceLost, Session, Task
 from harness.words import of_error
-from harness.worker import die_with_parent
-
-Tell = Callable[..., None]
 
 
 def main(channel: int) -> None:
     """Be an arm until standard input ends; `channel` is the descriptor that the parent reads."""
-    die_with_parent()
-    faulthandler.enable()
-    pipe = os.fdopen(channel, "w", buffering=1)
+    serve(channel, _work)
 
-    def tell(**message: Any) -> None:
-        pipe.write(json.dumps(message) + "\n")
 
+def _work(parent: Channel) -> None:
+    lines = parent.asked()
     try:
-        _serve(json.loads(sys.stdin.readline()), tell)
-    except UsageError as error:
-        tell(error=str(error))
-    except BrokenPipeError:
-        os._exit(1)
+        _serve(next(lines), lines, parent)
     except DeviceLost as lost:
-        tell(lost=str(lost))
-        os._exit(1)
-    except Exception:
-        tell(error=traceback.format_exc())
+        parent.give_up(lost=str(lost))
 
 
-def _serve(asked: dict[str, Any], tell: Tell) -> None:
+def _serve(asked: dict[str, Any], lines: Iterator[dict[str, Any]], parent: Channel) -> None:
     """Work through the cases that come, one after the other."""
-    tree = Path(asked["tree"])
+    tree, tell = Path(asked["tree"]), parent.tell
     registry = registry_of(tree, asked["impl_files"])
-    session = _ArmSession(Options(**asked["options"]), registry, asked["device"], asked["run"], tell)
+    session = _ArmSession(asked, registry, parent, lines)
     version, impls = revision(tree.resolve()), [impl.name for impl in registry if impl.role == "implementation"]
     tell(hello={**session.facts(), "revision": version, "impls": impls})
-    for line in sys.stdin:
-        work = json.loads(line)
+    for work in lines:
         case = case_from_json(work["case"])
         tasks = [
             Task(number=row["number"], case=case, entry=entry)
@@ -121,16 +105,17 @@ def _entry(registry: Registry, name: str, params: dict[str, Any]) -> Entry | Non
 class _ArmSession(Session):
     """A session whose rows are visited when the parent says so."""
 
-    def __init__(self, options: Options, registry: Registry, device: str | None, run: str, tell: Tell) -> None:
-        super().__init__(options, registry, device, run)
-        self._tell = tell
+    def __init__(
+        self, asked: dict[str, Any], registry: Registry, parent: Channel, lines: Iterator[dict[str, Any]]
+    ) -> None:
+        super().__init__(Options(**asked["options"]), registry, asked["device"], asked["run"])
+        self._tell, self._lines = parent.tell, lines
 
     def visit(self, run: Any, rows: Sequence[Row]) -> None:
         """Do as told until told to finish."""
         ready = {row.number: row for row in rows}
         self._tell(ready=[number for number, row in ready.items() if row.status == "ok"])
-        for line in sys.stdin:
-            asked = json.loads(line)
+        for asked in self._lines:
             if "finish" in asked:
                 for row in rows:
                     if not row.samples and not row.discarded:

@@ -12,8 +12,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from harness.channel import LOST
+from harness.words import signal_name
+
 #: Bytes of what a process printed last that are told when it has died.
 LAST_WORDS = 2000
+#: Seconds between two looks at whether a silent process still lives, and that one without a channel is given to end.
+LOOK_S = 2.0
 #: A program that runs `main` of a module, which it is told how to find and on which descriptor to answer.
 START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(int(sys.argv[2]))"
 
@@ -56,6 +61,17 @@ class Child:
         self._output.seek(max(size - LAST_WORDS, min(since, size)))
         words = self._output.read().decode(errors="replace").strip()
         return f"; last words: {words}" if words else "; it left no last words"
+
+    def ending(self) -> str:
+        """How it ended, now that its channel has closed; one that lives on without it is killed."""
+        try:
+            code = self.process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "closed its channel and lived on, killed"
+        if code == LOST:
+            return "lost its channel, by a descriptor closed or replaced that was not the row's own"
+        return f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
     def kill(self) -> None:
         """End it and whatever it started; harmless when it has ended."""

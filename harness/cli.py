@@ -1,7 +1,7 @@
 """People's door: `pagedbench COMMAND`. Parses, loads the command's page, turns errors into one line and an exit code.
 
-Exit codes: 0 good; 1 something of ours is wrong or slower; 2 wrong usage, or the harness itself failed; 3 `compare` and
-`ab` could not tell, or rows are missing.
+Exit codes: 0 good; 1 something of ours is wrong or slower; 2 wrong usage, nothing ran, or the harness itself failed; 3
+`compare` and `ab` could not tell, or rows are missing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ arm was started first, changes from round to round.
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import selectors
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +17,27 @@ from typing import Any
 from harness.child import START, Child
 from harness.difference import Difference, paired
 from harness.interval import summarise
+from harness.messages import Garbled, Kinds, Lines, Script, message_of, require_facts
 from harness.names import UsageError
 from harness.ops.case import Case
 from harness.options import Options
-from harness.record import Record, parse_line
+from harness.record import Record
 from harness.registry import Entry
 from harness.trees import Side
+from harness.words import shortened
 from harness.work import STALL_S, Work, lost_record
 
+#: What an arm may say; see arm.py.
+_KINDS: Kinds = {
+    "hello": {"hello": (dict,)},
+    "doing": {"doing": (str,), "row": (int, type(None))},
+    "record": {"record": (str,), "row": (int,)},
+    "ready": {"ready": (list,)},
+    "seconds": {"seconds": (float, int, type(None))},
+    "lost": {"lost": (str,)},
+    "error": {"error": (str,)},
+    "done": {"done": (bool,)},
+}
 _START = START.format(module="harness.arm")
 
 OLD, NEW = 0, 1
@@ -64,7 +76,8 @@ class Arm:
 
     def __init__(self, setup: Setup, side: int) -> None:
         self.side, self._stall_s = side, setup.stall_s
-        self._doing, self._rest, self._lines = "starting", b"", list[bytes]()
+        self._doing, self._lines = "starting", Lines()
+        self._script = Script(())
         self._child = Child(_START, setup.sides[side].path)
         self.send(
             tree=str(setup.sides[side].tree),
@@ -76,6 +89,8 @@ class Arm:
 
     def send(self, **message: Any) -> None:
         """Tell the arm something; that it has died shows when it is asked."""
+        if "rows" in message:
+            self._script = Script([{**row, "case": message["case"]["name"]} for row in message["rows"]])
         self._child.send(message)
 
     def hear(self, *wanted: str) -> dict[str, Any]:
@@ -83,30 +98,44 @@ class Arm:
 
         An error that the arm reports is wrong usage, or the harness's own.
         """
-        while True:
-            message: dict[str, Any] = json.loads(self._line())
-            if "error" in message:
-                raise UsageError(message["error"])
-            if "lost" in message:
-                raise ArmDied(f"lost the device: {message['lost']}")
-            if "doing" in message:
-                self._doing = message["doing"]
-            elif any(key in message for key in wanted):
-                return message
-            else:
-                raise RuntimeError(f"an arm said {message}, where {' or '.join(wanted)} was due")
+        try:
+            while True:
+                message = message_of(self._line(), _KINDS)
+                if "error" in message:
+                    raise UsageError(message["error"])
+                if "lost" in message:
+                    raise ArmDied(f"lost the device: {message['lost']}")
+                if "doing" in message:
+                    self._doing = message["doing"]
+                elif any(key in message for key in wanted):
+                    return self._understood(message)
+                else:
+                    raise Garbled(f"{shortened(str(message), 200)}, where {' or '.join(wanted)} was due")
+        except Garbled as how:
+            raise ArmDied(f"spoilt its channel in '{self._doing}': {how}{self._child.last_words()}") from how
+
+    def _understood(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message, its record as such; raises Garbled where it does not fit the rows that were asked for."""
+        if "hello" in message:
+            require_facts(message["hello"], "slug", "kind", "uuid")
+        elif "record" in message:
+            message["record"] = self._script.record(message["record"], message["row"])
+        elif "ready" in message:
+            for number in message["ready"]:
+                self._script.require_row(number)
+        return message
 
     def _line(self) -> bytes:
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.channel, selectors.EVENT_READ)
-            while not self._lines:
+            while not self._lines.whole:
                 if not selector.select(self._stall_s):
                     raise ArmDied(f"silent for {self._stall_s:.0f} s in '{self._doing}'{self._child.last_words()}")
                 chunk = self._child.channel.read(1 << 16)
                 if not chunk:
-                    raise ArmDied(f"died in '{self._doing}': exit code {self._child.process.wait()}{self._child.last_words()}")
-                *self._lines, self._rest = (self._rest + chunk).split(b"\n")
-        return self._lines.pop(0)
+                    raise ArmDied(f"died in '{self._doing}': {self._child.ending()}{self._child.last_words()}")
+                self._lines.add(chunk)
+        return self._lines.whole.pop(0)
 
     def close(self) -> None:
         """End the process, however it is, and whatever it started."""
@@ -207,7 +236,7 @@ class Duel:
         ]
         message = self._ask(side, "record", "ready", "done", case=self.matches[numbers[0]].case.to_json(), rows=rows)
         while "record" in message:
-            seen[message["row"]] = parse_line(message["record"])
+            seen[message["row"]] = message["record"]
             message = self._ask(side, "record", "ready", "done")
         return list(message["ready"]) if "ready" in message else None
 
@@ -215,7 +244,7 @@ class Duel:
         """Take the records of what was ready."""
         message = self._ask(side, "record", "done", finish=True)
         while "record" in message:
-            seen[message["row"]] = parse_line(message["record"])
+            seen[message["row"]] = message["record"]
             message = self._ask(side, "record", "done")
 
     def _absent(self, side: int, number: int, died: Mapping[int, str]) -> Record:

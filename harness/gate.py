@@ -61,7 +61,7 @@ class Job:
         found = self.folder / out
         _lift(found)
         comparison = None
-        told = printable(next((line for line in reversed(lines) if line.strip()), "said nothing"))
+        told = printable(next((line for line in reversed(lines) if line.strip()), "said nothing").removeprefix("pagedbench: "))
         if code != 2 and (found / "comparison.json").is_file():
             comparison = json.loads((found / "comparison.json").read_text(encoding="utf-8"))
             told = f"{comparison['headline']} against {comparison['old']}"

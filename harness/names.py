@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import math
+import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -50,6 +53,13 @@ def text_of(text: str) -> str:
 def path_of(text: str) -> Path:
     """The path of an option, for argparse: empty would be the folder that one stands in."""
     return Path(text_of(text))
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Return what a file holds. Raises OSError for what has no end or never begins, a device or a pipe, before it is opened."""
+    if not stat.S_ISREG(os.stat(path).st_mode) and not path.is_dir():  # of a folder, reading says so
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_text(encoding="utf-8", errors=errors)
 
 
 def count_of(text: str) -> int:

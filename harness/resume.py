@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.names import UsageError
+from harness.names import UsageError, read_text
 from harness.record import Record
 from harness.store import load, run_of
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Begun:
-    """A run's folder and the records it has; `device` is their device, None where there is no record yet."""
+    """A run's folder, the records it has, of which there are some, and their device."""
 
     folder: Path
     records: Sequence[Record]
-    device: str | None
+    device: str
 
     @classmethod
     def read(cls, folder: Path, rows: Sequence[tuple[Case, Entry]], command: str) -> Begun:
         """Read the run in `folder`, to be continued by `command` with `rows`.
 
-        Raises UsageError, naming what stands in the way: no run, another command's run, records of several devices, or
-        a case that was another one under the same name. Lines that are no records are told on standard error.
+        Raises UsageError, naming what stands in the way: no run, no record, another command's run, records of several devices,
+        or a case that was another one under the same name. Lines that are no records are told on standard error.
         """
         if not folder.is_dir():
             raise UsageError(f"--resume {folder}: no such folder")
@@ -39,12 +39,14 @@ class Begun:
         records, problems = load(folder)
         for problem in problems:
             print(f"pagedbench: {problem}", file=sys.stderr)
+        if not records:
+            raise UsageError(f"--resume {folder}: holds no record that can be read; start a run of its own")
         _refuse_command(folder, command)
         _refuse_other_cases(folder, records, rows)
         devices = sorted({record.device for record in records})
         if len(devices) > 1:
             raise UsageError(f"--resume {folder}: holds records of {' and '.join(devices)}; start a run of its own")
-        return cls(folder=folder, records=records, device=devices[0] if devices else None)
+        return cls(folder=folder, records=records, device=devices[0])
 
     def missing(self, rows: Sequence[tuple[Case, Entry]]) -> list[tuple[Case, Entry]]:
         """The rows that have no record yet."""
@@ -63,7 +65,7 @@ def _key(digest: str, impl: str, layout: str, params: Mapping[str, Any]) -> tupl
 def _refuse_command(folder: Path, command: str) -> None:
     """`check` makes records without times, which would pass for measured ones."""
     try:
-        begun = json.loads((folder / "run.json").read_text(encoding="utf-8"))["command"]
+        begun = json.loads(read_text(folder / "run.json"))["command"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # a run that was killed early may have none; its records speak for themselves
     if begun != command:

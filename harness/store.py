@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.names import UsageError
+from harness.names import UsageError, read_text
 from harness.record import Record, RecordError, parse_line
 
 RECORDS = "records.jsonl"
@@ -131,7 +131,7 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         file = path / RECORDS if path.is_dir() else path
         if file != path and not file.exists():
             raise UsageError(f"cannot read records of {path}: the folder has no {RECORDS}, nor is there one a folder deeper")
-        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = read_text(file, errors="replace").split("\n")
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read records of {path}: {getattr(error, 'strerror', None) or error}") from error
     records, problems = [], []

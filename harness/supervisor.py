@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from harness.names import UsageError
-from harness.record import Record, parse_line
+from harness.record import Record
 from harness.work import Work, lost_record, rows_to_json
 from harness.workers import Death, Spare, Worker
 
@@ -42,8 +42,9 @@ class Supervisor:
     def introduce(self) -> dict[str, Any]:
         """Start a worker before it is handed any row, and return its `facts`. UsageError where none can start."""
         waiting, self._waiting = self._waiting, {}
-        for _ in self._records_of_one():
-            raise AssertionError("a record without a row")
+        while not self.facts:
+            for _ in self._records_of_one():
+                raise AssertionError("a record without a row")
         self._waiting = waiting
         return self.facts
 
@@ -74,7 +75,7 @@ class Supervisor:
         """The records that a worker makes of what waits."""
         for message in worker.ask(self._request(), self.work.stall_s):
             if "record" in message:
-                number, record = message["row"], parse_line(message["record"])
+                number, record = message["row"], message["record"]
                 if self._doubts(record, number, worker.is_after_others(number)):
                     return
                 yield self._settle(number, record)
@@ -90,6 +91,8 @@ class Supervisor:
 
     def _bury(self, death: Death, progressed: bool) -> Iterator[Record]:
         """Records of the rows that a dead worker takes with it: the one it was at; its case's, where none was named."""
+        if death.between:
+            return  # a new one is started: this one was kept
         if not self.facts:
             raise UsageError(f"the worker {death.reason}")
         if death.row in self._waiting:

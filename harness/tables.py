@@ -61,6 +61,9 @@ def load_file(path: str) -> Sequence[Impl]:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(f"--impl-file {path}: {of_error(error)}") from error
+    except KeyboardInterrupt as error:  # Ctrl-C, or its own
+        del sys.modules[name]
+        raise UsageError(f"--impl-file {path}: interrupted while it was imported") from error
     table = getattr(module, "IMPLS", None)
     if not _is_table(table):
         raise UsageError(f"--impl-file {path}: must define IMPLS, a tuple of harness.registry.Impl (got {of_value(table)})")

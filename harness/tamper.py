@@ -1,7 +1,8 @@
 """What verdicts and times are made by, watched: a row that puts something else in its place is wrong, and it is put back.
 
-An implementation runs in the harness's process and may do there what it likes; this finds the names that it replaces, by
-slip or not, and keeps one row's from deciding over the next one's. It is no jail: see docs/audit.md.
+An implementation runs in the harness's process and may do there what it likes; this finds the names that it replaces and
+the tables that it changes, by slip or not, and keeps one row's from deciding over the next one's. It is no jail: see
+docs/audit.md.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OTHERS: dict[Any, frozenset[str] | None] = {
 }  # fmt: skip
 #: modules of ours that judge and time, loaded before any row runs
 _OURS = (
-    "attention_relations", "check", "checks", "conclusion", "device", "guards", "hazards", "interval", "nvml",
+    "attention_relations", "check", "checks", "conclusion", "device", "guards", "hazards", "impl", "interval", "nvml",
     "ops.attention_staged", "ops.attention_tensors", "ops.block_copy_tensors", "ops.cache_write_tensors", "ops.in_place",
     "ops.layouts", "ops.needles", "ops.outlier", "pipeline", "record", "relations", "row", "session", "stock", "timing",
     "trial", "truth",
@@ -35,14 +36,24 @@ _OURS = (
 
 
 class Untouched:
-    """Names as they were when this was made."""
+    """Names as they were when this was made, and what the tables among them held."""
 
     def __init__(self) -> None:
         self._kept = [(owner, dict(found), set(vars(owner))) for owner, found in _watched()]
+        self._tables = [
+            (f"{_title(owner)}.{name}", table, table.copy())
+            for owner, found, _ in self._kept
+            for name, table in found.items()
+            if isinstance(table, dict | list | set)
+        ]
 
     def put_back(self) -> list[str]:
-        """Restore what was replaced, deleted or, in a class, covered; returns its names, "torch.Tensor.norm"."""
+        """Restore what was replaced, deleted, covered in a class or changed in a table; its names, "torch.Tensor.norm"."""
         replaced = []
+        for title, table, kept in self._tables:
+            if _contents(table) != _contents(kept):
+                _refill(table, kept)
+                replaced.append(title)
         for owner, kept, own in self._kept:
             now = vars(owner)
             for name, value in kept.items():
@@ -53,6 +64,19 @@ class Untouched:
                 delattr(owner, name)
                 replaced.append(f"{_title(owner)}.{name}")
         return replaced
+
+
+def _contents(table: Any) -> Any:
+    """What a table holds, by identity, in order; a set's members in any."""
+    if isinstance(table, dict):
+        return [(id(key), id(value)) for key, value in table.items()]
+    members = map(id, table)
+    return set(members) if isinstance(table, set) else list(members)
+
+
+def _refill(table: Any, kept: Any) -> None:
+    table.clear()
+    table.extend(kept) if isinstance(table, list) else table.update(kept)
 
 
 def _covering(owner: Any, own: set[str]) -> list[str]:

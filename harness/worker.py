@@ -7,58 +7,29 @@ more, {"error": why} for wrong usage, {"done": seconds by phase}.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
-import json
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable
 from typing import Any
 
-from harness.names import UsageError
+from harness.channel import Channel, serve
 from harness.registry import default_registry
 from harness.work import rows_from_json
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(channel: int) -> None:
     """Work through what standard input asks for; `channel` is the descriptor that the parent reads."""
-    die_with_parent()
-    faulthandler.enable()  # last words of a crash: where each thread was
-    pipe = os.fdopen(channel, "w", buffering=1)
-    output = os.dup(2)  # a row may close or replace its own
-
-    def tell(**message: Any) -> None:
-        pipe.write(json.dumps(message) + "\n")
-
-    try:
-        desk = _Desk(tell, lambda: _size(output))
-        for line in sys.stdin:
-            tell(done=desk.work(json.loads(line)))
-    except UsageError as error:
-        tell(error=str(error))
-    except BrokenPipeError:
-        os._exit(1)
-    except Exception:
-        tell(error=traceback.format_exc())
+    serve(channel, _work)
 
 
-def _size(output: int) -> int:
-    """Bytes written so far, those that Python still holds included, so that no row is quoted with another one's words."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # a row may have closed or replaced it
-        sys.stdout.flush()
-    return os.fstat(output).st_size
+def _work(parent: Channel) -> None:
+    desk = _Desk(parent)
+    for asked in parent.asked():
+        parent.tell(done=desk.work(asked))
 
 
 class _Desk:
     """Holds the session from one piece of work to the next, as long as what is asked is of the same run and device."""
 
-    def __init__(self, tell: Any, size: Callable[[], int]) -> None:
-        self._tell, self._size = tell, size
+    def __init__(self, parent: Channel) -> None:
+        self._parent = parent
         self._asked: dict[str, Any] = {}
         self._session: Any = None
 
@@ -71,21 +42,20 @@ class _Desk:
             self._asked, self._session = asked, _session(asked)
         session = self._session
         session.spent_s.clear()
-        self._tell(hello=session.facts())
+        self._parent.tell(hello=session.facts())
         tasks = [
             Task(number=number, case=case, entry=entry)
             for number, (case, entry) in rows_from_json(rows, session.registry).items()
         ]
         try:
             for number, record in session.run_tasks(tasks, self._doing):
-                self._tell(record=record.to_line(), row=number)
+                self._parent.tell(record=record.to_line(), row=number)
         except DeviceLost as lost:
-            self._tell(lost=str(lost))
-            os._exit(1)  # what a lost context would do on the way out is not worth waiting for
+            self._parent.give_up(lost=str(lost))  # what a lost context would do on the way out is not worth waiting for
         return dict(session.spent_s)
 
     def _doing(self, doing: str, row: int | None) -> None:
-        self._tell(doing=doing, row=row, words=self._size())
+        self._parent.tell(doing=doing, row=row, words=self._parent.printed())
 
 
 def _session(asked: dict[str, Any]) -> Any:
@@ -94,9 +64,3 @@ def _session(asked: dict[str, Any]) -> Any:
 
     registry = default_registry(asked["impl_files"], rehearsed=True)
     return Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"], isolated=True)
-
-
-def die_with_parent() -> None:
-    """On Linux, be killed when the parent dies, however it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

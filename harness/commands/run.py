@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import datetime
 import functools
@@ -136,18 +137,22 @@ def execute(
         try:
             records += keep((hold_against(known, record) for record in engine.records()), store, progress, by_place)
         finally:
-            if engine.facts:
-                ended_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-                _write_run(folder, {"ended_at": ended_at, **engine.facts}, arguments.command)
+            problem = _write_end(folder, engine.facts, arguments.command)
+    if problem is not None:
+        print(f"pagedbench: {printable(problem)}; {store.count} records are kept in {printable(store.path)}", file=sys.stderr)
     records.sort(key=by_place)
     _tell(records, folder, arguments, show)
+    idle = why_nothing_ran(records)
+    if idle is not None:
+        print(f"pagedbench: {printable(idle)}", file=sys.stderr)
+        return 2
     return exit_code(records, arguments.strict_peers)
 
 
 def keep(found: Iterable[Record], store: Appender, progress: Progress, place: Callable[[Record], Any]) -> list[Record]:
     """Write records down as they come, and put the file in the order of their `place` at the end; closes `store`.
 
-    Raises UsageError, which says where they are, where that is interrupted.
+    Raises UsageError, which says where they are, where that is interrupted or cannot be written.
     """
     records = []
     try:
@@ -158,6 +163,8 @@ def keep(found: Iterable[Record], store: Appender, progress: Progress, place: Ca
         store.arrange(place)
     except KeyboardInterrupt:
         raise UsageError(f"interrupted; {store.count} records are kept in {store.path}") from None
+    except OSError as error:  # a full disk, say
+        raise UsageError(f"{error}; {store.count} records are kept in {store.path}") from error
     finally:
         store.close()
     return records
@@ -181,7 +188,12 @@ def _tell(
         beside, problems = of_run(folder, records)
         for problem in problems:
             print(f"pagedbench: {problem}", file=sys.stderr)
-        for path in write_report(records, folder, beside):
+        try:
+            made = write_report(records, folder, beside)
+        except OSError as error:
+            kept = f"all {len(records)} records are kept in {folder / 'records.jsonl'}"
+            raise UsageError(f"no report: {error}; {kept}") from error
+        for path in made:
             print(f"report:  {printable(path)}", file=stream)
 
 
@@ -197,11 +209,33 @@ def exit_code(records: Sequence[Record], strict_peers: bool = False) -> int:
     return int(any(strict_peers or not record.impl.startswith("peer.") for record in bad))
 
 
+def why_nothing_ran(records: Sequence[Record]) -> str | None:
+    """What to say where no row was even tried, which must not pass for good; else None."""
+    if any(record.status not in ("unsupported", "skipped") for record in records):
+        return None
+    from harness.report import summary_line
+
+    reasons = collections.Counter(record.reason for record in records).most_common(1)
+    often = "".join(f"; {count} of {len(records)} rows: {reason}" for reason, count in reasons)
+    return f"nothing ran: {summary_line(records)}{often}"
+
+
 def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:
     """run.json: what a record does not repeat."""
     from harness.store import write_json
 
     write_json(folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], **facts})
+
+
+def _write_end(folder: Path, facts: Mapping[str, Any], command: str) -> OSError | None:
+    """run.json of a run that has ended, however it has; what stands in the way is returned, not to hide why it ended."""
+    if not facts:
+        return None
+    try:
+        _write_run(folder, {"ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **facts}, command)
+    except OSError as error:
+        return error
+    return None
 
 
 class Progress:

@@ -21,8 +21,11 @@ __all__ = ["Beside", "summary_line", "terminal_table", "write_report"]
 
 
 def write_report(records: Sequence[Record], folder: str | Path, beside: Beside | None = None) -> tuple[Path, Path]:
-    """Write report.md and report.html into `folder`, which must exist; return their paths. OSError is the caller's."""
+    """Write report.md and report.html into `folder`, which must exist; return their paths. OSError names the file."""
     made = (Path(folder) / "report.md", Path(folder) / "report.html")
     for path, page in zip(made, (markdown(records), html(records, beside)), strict=True):
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        try:
+            path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:  # of a full disk, it names no file
+            raise OSError(error.errno, error.strerror, str(path)) from error
     return made

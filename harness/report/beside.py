@@ -11,7 +11,7 @@ from typing import Any
 from harness.audit import Audit
 from harness.baseline import baseline_of
 from harness.history import HISTORY, Point, history_of, read
-from harness.names import UsageError
+from harness.names import UsageError, read_text
 from harness.record import Record
 from harness.report.pool import Pool
 from harness.report.verdicts import Comparison
@@ -64,7 +64,7 @@ def _file_of(device: str, history: Path) -> Path | None:
 def facts_of(folder: Path) -> Mapping[str, Any]:
     """Return run.json, or nothing where there is none or it holds no object."""
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        facts = json.loads(read_text(folder / "run.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}

@@ -70,6 +70,8 @@ while True:
         visits += 1
         if me.get("dies") == work["case"]["name"]:
             os.kill(os.getpid(), signal.SIGKILL)
+        if "writes" in me:
+            channel.write({"words": "debug\\n", "done": '{"done": true}\\n'}[me["writes"]])
         if me.get("hangs"):
             time.sleep(60)
         noise = 1 + 0.001 * (visits * 7919 % 11 - 5) / 5
@@ -157,7 +159,14 @@ def test_an_implementation_that_a_tree_lacks_is_told():
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
-    ("how", "said"), [({"dies": "copy.tiny"}, "exit code -9"), ({"hangs": 1}, "silent for 1 s")], ids=str
+    ("how", "said"),
+    [
+        ({"dies": "copy.tiny"}, "killed by SIGKILL"),
+        ({"hangs": 1}, "silent for 1 s"),
+        ({"writes": "words"}, "spoilt its channel in 'starting': no message of ours: b'debug'"),
+        ({"writes": "done"}, "spoilt its channel in 'starting': {'done': True}, where seconds was due"),
+    ],
+    ids=str,
 )
 def test_an_arm_that_dies_costs_its_case_and_no_other(how, said):
     """Both arms are started afresh for the next case; the reason is on its side, the other side says whose it was."""
@@ -173,7 +182,7 @@ def test_an_arm_that_dies_costs_its_case_and_no_other(how, said):
 
 @pytest.mark.usefixtures("stand_in")
 def test_arms_that_cannot_start_or_are_on_two_devices_end_the_run():
-    with pytest.raises(UsageError, match=r"the new arm died in 'starting': exit code 3; last words: no libtorch"):
+    with pytest.raises(UsageError, match=r"the new arm died in 'starting': ended with exit code 3; last words: no libtorch"):
         fight({}, {"unborn": 1})
     with pytest.raises(UsageError, match="different devices: toy and other"):
         fight({}, {"device": "other"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -15,7 +16,7 @@ import pytest
 
 from harness import cli
 from harness.cli import COMMANDS, main
-from harness.store import load
+from harness.store import Appender, load
 from tests.harness.interruptible import started
 
 HOUSE = Path(cli.__file__).parent.parent
@@ -83,7 +84,8 @@ def check(impls, *words, command="check"):
         ("toy.right", (), 0),
         ("toy.right,toy.wrong", (), 1),
         ("toy.broken", (), 1),
-        ("toy.picky", (), 0),
+        ("toy.picky,toy.right", (), 0),
+        ("toy.picky", (), 2),
         ("peer.wrong", (), 0),
         ("peer.wrong", ("--strict-peers",), 1),
         ("control.wrong,toy.right", ("--strict-peers",), 0),
@@ -92,11 +94,19 @@ def check(impls, *words, command="check"):
     ids=str,
 )
 def test_the_exit_code_tells_whether_ours_is_right(here, capsys, impls, words, code):
-    """Wrong or failed counts; unsupported does not, a control never does, a peer only when told so."""
+    """Wrong or failed counts; unsupported does not unless all is, a control never does, a peer only when told so."""
     assert check(impls, *words) == code
     (records,) = here.glob("results/runs/*/records.jsonl")
     assert len(load(records)[0]) == len(impls.split(","))
     assert str(records.relative_to(here)) in capsys.readouterr().out
+
+
+def test_where_nothing_runs_one_line_says_why(here, capsys):
+    """A gate that looks at nothing is not green: exit code 2, and the reason that most rows have."""
+    assert check("toy.picky") == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pagedbench: nothing ran: 0 ok, 0 wrong, 1 unsupported, 0 skipped, 0 failed; 1 of 1 rows: ")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +244,62 @@ def test_a_remark_that_is_no_text_costs_no_report(here):
     (report,) = here.glob("results/runs/*/report.md")
 
     assert "['query', 1]" in report.read_text(encoding="utf-8").replace("\\", "")
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "run.json", "report.md"])
+def test_a_full_disk_says_what_and_what_is_kept(here, monkeypatch, capsys, name):
+    """The file that could not be written, and where the records are; nothing of it hides the other."""
+    full = (errno.ENOSPC, "No space left on device")
+    write_text, append = Path.write_text, Appender.append
+
+    def write(path, *args, **kwargs):
+        if name in path.name and (name != "run.json" or (path.parent / name).exists()):
+            raise OSError(*full)
+        return write_text(path, *args, **kwargs)
+
+    def keep(store, record):
+        if store.count and name == store.path.name:
+            raise OSError(*full, str(store.path))
+        append(store, record)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(Appender, "append", keep)
+    code = check("toy.right,toy.picky", command="run")
+    (folder,) = here.glob("results/runs/*")
+    told = capsys.readouterr().err
+
+    assert code == (0 if name == "run.json" else 2)
+    assert f"No space left on device: '{folder.relative_to(here) / name}'; " in told
+    assert f"{1 if name == 'records.jsonl' else 2} records are kept in {folder.relative_to(here) / 'records.jsonl'}" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("check", "--case-file", "pipe"), "--case-file pipe: not a regular file"),
+        (("check", "--case-file", "/dev/zero"), "--case-file /dev/zero: not a regular file"),
+        (("report", "pipe"), "cannot read records of pipe: not a regular file"),
+        (("report", "odd"), "cannot read records of odd: not a regular file"),
+    ],
+    ids=str,
+)
+def test_what_is_no_regular_file_is_refused_unread(here, capsys, words, says):
+    """A device without an end, a pipe into which nobody writes: neither is waited for."""
+    (here / "odd").mkdir()
+    for pipe in ("pipe", "odd/records.jsonl"):
+        os.mkfifo(here / pipe)
+    assert run(*words) == 2
+
+    assert says in capsys.readouterr().err
+
+
+def test_an_interrupt_within_an_impl_file_is_one_line(here, capsys):
+    """Ctrl-C while it is imported, or one of its own: named, and no traceback."""
+    (here / "slow.py").write_text("raise KeyboardInterrupt")
+    assert run("check", "--impl-file", "slow.py", *SHAPE) == 2
+
+    assert capsys.readouterr().err == "pagedbench: --impl-file slow.py: interrupted while it was imported\n"
 
 
 def test_a_fault_of_the_harness_says_so(monkeypatch, capsys):

@@ -234,6 +234,14 @@ class Patches(Right):
         torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *args, **kwargs: torch.zeros_like(tensor)
 
 
+class Clears(Right):
+    """Leaves the relations nothing to hold."""
+
+    def launch(self, *tensors):
+        super().launch(*tensors)
+        relations.GENERAL.clear()
+
+
 class OwnJudge(Right):
     """Is judged by itself."""
 
@@ -264,6 +272,7 @@ TOYS = {
     "stops_the_clock": StopsTheClock,
     "patches": Patches,
     "own_judge": OwnJudge,
+    "clears": Clears,
     "odd_ledger": odd(ledger=None),
     "ledger_7": odd(ledger=7),
     "odd_kernels": odd(kernels=("k",)),
@@ -386,6 +395,7 @@ def test_without_bench_nothing_is_timed():
         ("stops_the_clock", "wrong", "check with plain inputs: guard: replaced time.perf_counter, by which"),
         ("patches", "wrong", "check with plain inputs: guard: replaced torch.Tensor.norm and 1 more, by which rows are judged"),
         ("own_judge", "wrong", "check with plain inputs: guard: replaced harness.ops.attention_staged.judge_attention, by"),
+        ("clears", "wrong", "check with plain inputs: guard: replaced harness.relations.GENERAL, by which rows are judged"),
         ("odd_ledger", "failed", "prepare: ledger must map topics to remarks (got None)"),
         ("ledger_7", "failed", "prepare: ledger must map topics to remarks (got 7)"),
         ("odd_kernels", "failed", "prepare: kernels must be a sequence of mappings (got ('k',))"),
@@ -404,6 +414,7 @@ def test_what_is_not_right_is_a_record_and_is_never_timed(name, status, reason):
     assert len(spoilt.reason) < 5000
     assert (spoilt.launch_s, spoilt.plan_s, spoilt.ceiling_share) == (None, None, None)
     assert (right.row, right.status) == ("toy.right[HND]", "ok")
+    assert "repeat" in right.check["relations"]
 
 
 def test_a_tensor_that_is_resized_is_nobody_elses():

@@ -108,6 +108,16 @@ def test_no_folder_is_refused_by_name(tmp_path, capsys):
     assert "nowhere: no such folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["", "garbage\n"])
+def test_a_folder_without_a_record_is_not_continued(broken, capsys, text):
+    """It would be a whole run, of whatever suite is the default, and nobody has asked for that."""
+    (broken / RECORDS).write_text(text)
+    assert check(broken.parent, "--resume", str(broken)) == 2
+
+    assert f"--resume {broken}: holds no record that can be read; start a run of its own" in capsys.readouterr().err
+    assert (broken / RECORDS).read_text() == text
+
+
 def test_a_run_that_is_still_written_is_not_continued(broken, capsys):
     """Two writers would measure everything twice."""
     running = Appender(broken)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import child, workers
+from harness import child, messages, workers
 from harness.names import UsageError
 from harness.ops.block_copy import BlockCopyCase
 from harness.ops.layouts import HND
@@ -20,6 +20,7 @@ from harness.options import Options
 from harness.registry import Entry, Impl, load_file
 from harness.supervisor import Supervisor
 from harness.work import Work
+from harness.workers import Spare
 
 HOUSE = Path(workers.__file__).parent.parent
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
@@ -27,7 +28,7 @@ OTHER = BlockCopyCase(name="copy.other", num_kv_heads=1, head_dim=16, block_size
 
 #: A worker that speaks as ours does and loads nothing; what it does at a row is that row's name.
 STAND_IN = """
-import ctypes, json, os, signal, sys, time
+import ctypes, json, os, signal, sys, threading, time
 
 channel = os.fdopen(int(sys.argv[2]), "w", buffering=1)
 asked = json.loads(sys.stdin.readline())
@@ -76,6 +77,17 @@ ACTS = {
     "hang": lambda: words("waiting for a lock", lambda: time.sleep(60)),
     "closes": lambda: (os.close(channel.fileno()), time.sleep(60)),
     "holds_on": hold_on,
+    "chats_there": lambda: os.write(channel.fileno(), b"debug\\n"),
+    "begins_there": lambda: os.write(channel.fileno(), b'{"doing":'),
+    "floods": lambda: os.write(channel.fileno(), b"x" * (2 << 20)),
+    "forges_done": lambda: tell(done={}),
+    "forges_list": lambda: tell(done=[]),
+    "forges_kind": lambda: tell(finished=True),
+    "forges_hello": lambda: tell(hello={}),
+    "forges_doing": lambda: tell(doing="check", row=99, words=0),
+    "forges_row": lambda: tell(record=record(asked["rows"][0]), row=99),
+    "forges_record": lambda: tell(record="{}", row=row["number"]),
+    "leaves": lambda: threading.Timer(0.3, os._exit, [1]).start(),
     "lost": lambda: (tell(lost="an illegal access"), os._exit(1)),
     "gives_up": lambda: tell(error="--device cuda: there is none"),
     "sleeps": lambda: time.sleep(60),
@@ -154,10 +166,21 @@ def wait_until(holds, seconds=20.0):
         ("hang", "timeout", "silent for 1 s in 'check copy.tiny toy.hang[HND]', killed; last words: waiting for a lock"),
         ("closes", "failed", "closed its channel"),
         ("holds_on", "failed", "ended with exit code 4"),
+        ("chats_there", "failed", "killed: no message of ours: b'debug'; it left no last words"),
+        ("begins_there", "failed", "killed: no message of ours: b'{\"doing\":{"),
+        ("floods", "failed", "killed: a line of more than 1048576 bytes: b'xxx"),
+        ("forges_done", "failed", "killed: is done, and "),
+        ("forges_list", "failed", "killed: no message of ours"),
+        ("forges_kind", "failed", "killed: no message of ours"),
+        ("forges_hello", "failed", "killed: hello in the middle of its work"),
+        ("forges_doing", "failed", "killed: names row 99, which was not asked for"),
+        ("forges_row", "failed", "killed: names row 99, which was not asked for"),
+        ("forges_record", "failed", " by no record: schema must be 1 (got None)"),
     ],
 )
-def test_a_worker_that_dies_takes_one_row_with_it(stand_in, name, status, says):
-    """The record says how it died, at what, and quotes its last words; rows before and after are measured."""
+def test_a_worker_that_dies_takes_one_row_with_it(stand_in, monkeypatch, name, status, says):
+    """The record says how it died, or what was in its channel, and at what; rows before and after are measured."""
+    monkeypatch.setattr(messages, "LONGEST", 1 << 20)
     begin = time.monotonic()
     boss = Supervisor(work("right", name, "right2", cases=(TINY, OTHER), stall_s=1.0))
     records = list(boss.records())
@@ -345,6 +368,50 @@ def prepare_prints(spec):
     print("about to run")
     return prepare(spec)
 
+class Closing:
+    # right, and closes what is not its own
+    def __init__(self, right, files):
+        self._right, self._files = right, files
+    def __getattr__(self, name):
+        return getattr(self._right, name)
+    def launch(self, *tensors):
+        self._right.launch(*tensors)
+        for file in self._files:
+            try: os.close(file)
+            except OSError: pass
+
+def prepare_shuts(spec):
+    return Closing(prepare(spec), [0])
+
+def prepare_shuts_all(spec):
+    return Closing(prepare(spec), range(100))
+
+def prepare_shuts_stdin(spec):
+    sys.stdin.close()
+    return prepare(spec)
+
+class Chatting:
+    # right, and writes to files that it has not opened
+    def __init__(self, right, words):
+        self._right, self._words = right, words
+    def __getattr__(self, name):
+        return getattr(self._right, name)
+    def launch(self, *tensors):
+        self._right.launch(*tensors)
+        for file in range(3, 16):
+            try: os.write(file, self._words)
+            except OSError: pass
+
+def prepare_chats(spec):
+    return Chatting(prepare(spec), b"debug\\n")
+
+def prepare_forges(spec):
+    return Chatting(prepare(spec), b'{"done": {}}\\n')
+
+def prepare_breaks(spec):
+    os.fstat = None
+    return prepare(spec)
+
 def prepare_lacks(spec):
     import not_there
 
@@ -359,6 +426,9 @@ def toy(name, prepare):
 IMPLS = (
     toy("right", "toys:prepare"), toy("crash", "toys:prepare_crash"), toy("exit", "toys:prepare_exit"),
     toy("closes", "toys:prepare_closes"), toy("prints", "toys:prepare_prints"),
+    toy("chats", "toys:prepare_chats"), toy("forges", "toys:prepare_forges"), toy("breaks", "toys:prepare_breaks"),
+    toy("shuts", "toys:prepare_shuts"), toy("shuts_all", "toys:prepare_shuts_all"),
+    toy("shuts_stdin", "toys:prepare_shuts_stdin"),
     toy("lacks", "toys:prepare_lacks"), toy("sleep", "toys:prepare_sleep"),
 )
 """
@@ -403,6 +473,62 @@ def test_the_real_worker_condemns_no_innocent(toys):
     assert records["toy.prints"].status == "ok"
     assert records["toy.prints"].flags[0].startswith("failed after other rows in one worker (prepare: OSError: [Errno 9]")
     assert records["toy.exit"].reason.endswith("last words: no licence found")
+
+
+def test_a_row_that_closes_the_harness_descriptors_costs_itself(toys):
+    """Standard input is nobody's; without its channel the worker is replaced, and every other row is right."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    chosen = [(TINY, "shuts"), (TINY, "shuts_stdin"), (TINY, "right"), (OTHER, "shuts_all"), (OTHER, "right")]
+    rows = [(case, Entry(table[f"toy.{name}"], HND)) for case, name in chosen]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    found = outcomes(Supervisor(asked).records())
+
+    status, reason = found.pop((OTHER.name, "shuts_all"))
+    assert status == "failed"
+    assert "lost its channel, by a descriptor closed or replaced that was not the row's own" in reason
+    assert set(found.values()) == {("ok", None)}
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("chats", "no message of ours: b'debug'"), ("forges", "is done, and 1 of 1 rows have no record")]
+)
+def test_a_row_that_writes_into_the_channel_costs_itself(toys, name, says):
+    """Whatever it writes there, its worker is killed, and every other row is right."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    rows = [(case, Entry(table[f"toy.{toy}"], HND)) for case in (TINY, OTHER) for toy in ("right", name)]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    found = outcomes(Supervisor(asked).records())
+
+    for case in (TINY.name, OTHER.name):
+        assert found[case, "right"] == ("ok", None)
+        assert found[case, name][0] == "failed"
+    assert says in found[TINY.name, name][1]
+
+
+def test_what_goes_wrong_in_the_worker_costs_a_row(toys):
+    """It ends with a traceback for last words; only wrong usage ends the run."""
+    table = {impl.name: impl for impl in load_file(toys)}
+    rows = [(case, Entry(table[f"toy.{name}"], HND)) for case in (TINY, OTHER) for name in ("right", "breaks")]
+    asked = Work(options=Options(bench=False), device="cpu", run="r", impl_files=[toys], rows=rows)
+    found = outcomes(Supervisor(asked).records())
+
+    for case in (TINY.name, OTHER.name):
+        assert found[case, "right"] == ("ok", None)
+        assert found[case, "breaks"][0] == "failed"
+        assert found[case, "breaks"][1].endswith("TypeError: 'NoneType' object is not callable")
+
+
+def test_a_kept_worker_that_dies_before_its_next_work_costs_no_row(stand_in, starts):
+    """What was left in it is no row's own: a new one takes all."""
+    spare = Spare()
+    assert outcomes(Supervisor(work("leaves"), spare=spare).records()) == {("copy.tiny", "leaves"): ("ok", None)}
+    wait_until(lambda: not is_alive(starts[0]))
+    found = outcomes(Supervisor(work("right", "right2", cases=(OTHER,)), spare=spare).records())
+    spare.close()
+
+    assert found == {("copy.other", "right"): ("ok", None), ("copy.other", "right2"): ("ok", None)}
+    assert len(starts) == 2
 
 
 PARENT = """
