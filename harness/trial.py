@@ -113,13 +113,16 @@ class Trial:
         with watch(self.workspaces):
             self.prepared.plan(step)
 
-    def launch(self, staged: Staged, layer: int, *, busy: bool = False) -> None:
-        """Soil the outputs of one layer and launch on it; where `busy`, behind work that keeps the current stream busy."""
+    def launch(self, staged: Staged, layer: int, *, busy: bool = False, soil: Callable[[int], None] | None = None) -> None:
+        """Soil the outputs of one layer and launch on it; where `busy`, behind work that keeps the current stream busy.
+
+        `soil` is what soils them where `staged.soil` does not.
+        """
         if busy:
             keep_busy(self.device, BUSY_S)
         reused = staged.outputs(layer)[0]
         self._seen = [seen for seen in self._seen if reused not in seen[0]]
-        staged.soil(layer)
+        (soil or staged.soil)(layer)
         lent, named = lend(staged.arguments(layer)), lend_layer(staged.keywords(layer))
         tensors = (*lent, *named.values())
         before = _forms(tensors)

@@ -92,6 +92,15 @@ class StagedAttention:
         fill_unwritten(self.outs[layer])
         fill_unwritten(self.lses[layer])
 
+    def wear(self, layer: int, lse: bool = True) -> None:
+        """Make the outputs those of other rows and of another sign, and each LSE the larger of any two."""
+        out, log = self.outs[layer], self.lses[layer]
+        out.copy_(1 - out.roll(1, 0))
+        if lse:
+            log.copy_(torch.where(log.isfinite(), log, 0.0).amax() + 8 if log.numel() else log)
+        else:
+            fill_unwritten(log)
+
     def wild_step(self) -> AttentionStep:
         """The same step with ids of no block in unused table entries, on which an access is illegal."""
         case, step = self.inputs.case, self.step

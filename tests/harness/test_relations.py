@@ -32,6 +32,7 @@ CASE = AttentionCase(
     name="tiny.decode", num_q_heads=4, num_kv_heads=2, head_dim=16, block_size=4, seq_lens=(5, 9, 16, 0), dtype="f32"
 )
 CHUNKED = dataclasses.replace(CASE, name="tiny.chunked", seq_lens=(7,), q_lens=(3,))
+ONE_ROW = dataclasses.replace(CASE, name="tiny.one_row", seq_lens=(7,), q_lens=(), num_q_heads=1, num_kv_heads=1)
 NO_GPU = "not run: there is no GPU"
 
 
@@ -108,6 +109,28 @@ class OneBuffer(Right):
     def launch(self, query, key_cache, value_cache, out, lse):
         super().launch(query, key_cache, value_cache, out, lse)
         self.last = lse
+
+
+class ReadsOutputs(Right):
+    """What lies in the outputs before a launch changes what it leaves, unless it is NaN; `how` says in which way."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        old_out, old_lse = out.clone(), lse.clone()
+        super().launch(query, key_cache, value_cache, out, lse)
+        self.how(old_out, old_lse, out, lse)
+
+
+def reading(how):
+    return type("Toy", (ReadsOutputs,), {"how": lambda self, *tensors: how(*tensors)})
+
+
+#: kernels that take an output for theirs where it is finite, as it never is before a checked launch
+STALE = {
+    "largest_lse": reading(lambda old_out, old_lse, out, lse: lse.copy_(torch.fmax(old_lse, lse))),
+    "accumulates": reading(lambda old_out, old_lse, out, lse: out.add_(old_out.nan_to_num(0.0))),
+    "written_already": reading(lambda old_out, old_lse, out, lse: out.copy_(out.where(old_out.isnan(), old_out))),
+    "doubles": reading(lambda old_out, old_lse, out, lse: out.mul_(1 if old_out.isnan().any() else 2)),
+}
 
 
 class ByAddress(Right):
@@ -194,7 +217,9 @@ BITS = {
     "strided_cache": rounding(lambda toy, query, key_cache: not key_cache.is_contiguous()),
 }
 FEATURED = {"featured": Featured, "featured_errs": type("Toy", (Featured,), {"errs": True})}
-TOYS = {**FAULTS, **FEATURED, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses}
+TOYS = {
+    **FAULTS, **STALE, **FEATURED, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses,
+}  # fmt: skip
 
 
 def __getattr__(name):
@@ -231,6 +256,23 @@ def test_each_relation_finds_its_fault(name, layout, monkeypatch):
     assert why
     assert why.startswith(f"relation {name}: ")
     assert note == {name: why.replace(f"relation {name}", "broken")}
+
+
+@pytest.mark.parametrize("case", [CASE, CHUNKED, ONE_ROW], ids=str)
+@pytest.mark.parametrize("name", STALE)
+def test_who_reads_what_lies_in_its_outputs_is_wrong(name, case):
+    """An engine's outputs hold the step before, not NaN."""
+    _, why = hold(toy(name), case)
+
+    assert why.startswith("relation repeat: ")
+
+
+def test_who_gives_no_lse_may_leave_it(monkeypatch):
+    """What lies there is nobody's answer."""
+    quiet = type("Toy", (Right,), {"launch": lambda self, *given: Right.launch(self, *given[:4], given[4].clone())})
+    monkeypatch.setitem(TOYS, "quiet", quiet)
+
+    assert hold(toy("quiet", lse=False), only="repeat", monkeypatch=monkeypatch) == ({"repeat": "bitwise"}, None)
 
 
 @pytest.mark.parametrize("layout", [HND, NHD, CONTIGUOUS], ids=str)
