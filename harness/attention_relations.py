@@ -14,6 +14,7 @@ from harness.check import Verdict, fill_unwritten, is_unwritten
 from harness.guards import swap
 from harness.halves import halves
 from harness.hazards import deal_blocks
+from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
 from harness.ops.dtypes import movable
 from harness.plain import Pair, Plain, repage
@@ -115,23 +116,41 @@ def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedA
 def batch_order(subject: Subject) -> Iterator[Answer]:
     """The same sequences, the last one first."""
     plain = Plain(subject)
-    case = plain.case
-    if case.num_seqs < 2:
+    if plain.case.num_seqs < 2:
         raise NotRun("there are fewer than two sequences")
-    order = np.arange(case.num_seqs)[::-1]
-    tokens = np.concatenate([np.arange(case.query_starts[seq], case.query_starts[seq + 1]) for seq in order]).astype(np.int64)
-    back = torch.from_numpy(np.argsort(tokens)).to(plain.query.device)
-    turned = dataclasses.replace(
-        case, seq_lens=tuple(case.seq_lens[seq] for seq in order), q_lens=tuple(case.q_lens[seq] for seq in order),
+    _, tokens, make = _sequences(plain, np.arange(plain.case.num_seqs)[::-1])
+    back = tokens.argsort()
+    out, lse = plain.attend("batch_order", make)
+    yield plain.answer((out[back], lse[back]))
+
+
+def smaller_step(subject: Subject) -> Iterator[Answer]:
+    """The same sequences but the longest: fewer of them, of fewer tokens, than what was prepared for, as an engine's are."""
+    plain = Plain(subject)
+    if plain.case.num_seqs < 2:
+        raise NotRun("there are fewer than two sequences")
+    longest = int(np.argmax(plain.case.seq_lens))
+    smaller, tokens, make = _sequences(plain, np.delete(np.arange(plain.case.num_seqs), longest))
+    if not any(n and q_len for n, q_len in zip(smaller.seq_lens, smaller.q_lens, strict=True)):
+        raise NotRun("only the longest sequence has keys and query tokens")
+    pair, (out, lse) = plain.attend("smaller_step", make), plain.original
+    yield plain.answer(pair, (out[tokens], lse[tokens]), lambda: make().truth(0, subject.entry.impl.quantises))
+
+
+def _sequences(plain: Plain, seqs: np.ndarray) -> tuple[AttentionCase, torch.Tensor, Callable[[], AttentionInputs]]:
+    """The case of these sequences in this order, the numbers of their query tokens, and what makes their inputs."""
+    case = plain.case
+    numbers = np.concatenate([np.arange(case.query_starts[seq], case.query_starts[seq + 1]) for seq in seqs])
+    tokens = torch.from_numpy(numbers.astype(np.int64)).to(plain.query.device)
+    chosen = dataclasses.replace(
+        case, seq_lens=tuple(case.seq_lens[seq] for seq in seqs), q_lens=tuple(case.q_lens[seq] for seq in seqs),
         prefix=(),  # it is in the tables
     )
 
     def make() -> AttentionInputs:
-        query = plain.query[torch.from_numpy(tokens).to(plain.query.device)]
-        return plain.vary(turned, tables=plain.step.host_block_tables[order], query=query)
+        return plain.vary(chosen, tables=plain.step.host_block_tables[seqs], query=plain.query[tokens])
 
-    out, lse = plain.attend("batch_order", make)
-    yield plain.answer((out[back], lse[back]))
+    return chosen, tokens, make
 
 
 def block_size(subject: Subject) -> Iterator[Answer]:
@@ -266,7 +285,7 @@ def layers(subject: Subject) -> Iterator[Answer]:
 ATTENTION: dict[str, Relation] = {
     relation.__name__: relation
     for relation in (
-        block_permutation, clean_pool, same_addresses, replay, batch_order, shared_prefix, layers, halves, strided_query,
-        strided_cache, block_size, splits,
+        block_permutation, clean_pool, same_addresses, replay, batch_order, smaller_step, shared_prefix, layers, halves,
+        strided_query, strided_cache, block_size, splits,
     )
 }

@@ -195,6 +195,7 @@ FAULTS = {
     "clean_pool": erring(lambda toy, query, key_cache: not key_cache.isnan().any()),
     "same_addresses": ByAddress,
     "batch_order": erring(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
+    "smaller_step": erring(lambda toy, *_: toy.step.num_seqs < toy.spec.max_num_seqs),
     "shared_prefix": erring(lambda toy, *_: shares(toy)),
     "layers": Remembers,
     "halves": erring(lambda toy, *_: toy.step.host_seq_lens.max() <= 8),
@@ -211,6 +212,7 @@ BITS = {
     "clean_pool": rounding(lambda toy, query, key_cache: not key_cache.isnan().any()),
     "same_addresses": rounding(lambda toy, *_: toy.launches == 3),
     "batch_order": rounding(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
+    "smaller_step": rounding(lambda toy, *_: toy.step.num_seqs < toy.spec.max_num_seqs),
     "shared_prefix": rounding(lambda toy, *_: shares(toy)),
     "layers": rounding(lambda toy, *_: toy.launches == 4),
     "strided_query": rounding(lambda toy, query, key_cache: not query.is_contiguous()),
@@ -265,6 +267,37 @@ def test_who_reads_what_lies_in_its_outputs_is_wrong(name, case):
     _, why = hold(toy(name), case)
 
     assert why.startswith("relation repeat: ")
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        lambda toy, query, _: len(query) != toy.spec.max_num_tokens,
+        lambda toy, *_: toy.step.host_seq_lens.max() != toy.spec.max_seq_len,
+    ],
+    ids=["tokens", "longest"],
+)
+def test_who_takes_what_was_prepared_for_as_what_is_there_is_wrong(capacity, monkeypatch):
+    """Steps of an engine are smaller than the largest one."""
+    monkeypatch.setitem(TOYS, "capacity", erring(capacity))
+    _, why = hold(toy("capacity"), only="smaller_step", monkeypatch=monkeypatch)
+
+    assert why.startswith("relation smaller_step: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"seq_lens": (9,), "q_lens": ()}, "there are fewer than two sequences"),
+        ({"seq_lens": (9, 5, 0), "q_lens": (1, 0, 1)}, "only the longest sequence has keys and query tokens"),
+    ],
+)
+def test_there_may_be_no_smaller_step(fields, why, monkeypatch):
+    """Without a sequence to leave out, or with nothing to attend to without it."""
+    case = dataclasses.replace(CASE, **fields)
+
+    held = hold(toy("right"), case, only="smaller_step", monkeypatch=monkeypatch)
+    assert held == ({"smaller_step": f"not run: {why}"}, None)
 
 
 def test_who_gives_no_lse_may_leave_it(monkeypatch):
