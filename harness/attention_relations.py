@@ -95,7 +95,7 @@ def replay(subject: Subject) -> Iterator[Answer]:
 def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedAttention], None]) -> Answer:
     """Plan and `launch` the second batch in the first one's tensors: the answer is to be the one that it gets alone."""
     trial, first = subject.trial, cast("StagedAttention", subject.staged)
-    alone = launched(trial, second)
+    alone = subject.alone(second)
     swap(first.read, second.read)
     try:
         hosts = {name: getattr(second.step, name) for name in ("host_block_tables", "host_seq_lens", "host_query_start_loc")}
@@ -108,7 +108,7 @@ def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedA
     def judge() -> Verdict:
         for guarded, saved in zip(second.outputs(0), words, strict=True):
             guarded.words.copy_(saved)
-        return second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse)
+        return subject.judge(second)
 
     return Answer(words, alone, judge)
 
@@ -255,10 +255,11 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
             movable(pool)[index[1]] = movable(pool)[index[0]] if copies else movable(unused)
         return plain.vary(case, tables=tables if copies else shared, key=pools[0], value=pools[1])
 
-    copied, read_twice = (
-        plain.attend(name, functools.partial(make, copies)) for name, copies in (("copied", True), ("shared", False))
-    )
-    yield plain.answer(read_twice, copied, lambda: make(copies=True).truth(0, subject.entry.impl.quantises))
+    copied = cast("StagedAttention", subject.varied("copied", lambda: make(copies=True).stage(subject.entry.layout)))
+    subject.alone(copied)
+    read_twice = plain.attend("shared", functools.partial(make, copies=False))
+    like = (copied.outs[0], copied.lses[0])
+    yield plain.answer(read_twice, like, lambda: copied.inputs.truth(0, subject.entry.impl.quantises))
 
 
 def layers(subject: Subject) -> Iterator[Answer]:

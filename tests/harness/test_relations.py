@@ -269,6 +269,26 @@ def test_who_reads_what_lies_in_its_outputs_is_wrong(name, case):
     assert why.startswith("relation repeat: ")
 
 
+@pytest.mark.parametrize("name", ["two_plans", "same_addresses", "shared_prefix"])
+def test_another_batch_is_judged_not_only_compared(name, monkeypatch):
+    """Who is wrong on every other batch in the same way agrees with itself."""
+    class Others(Right):
+        """Right on the values that it first met."""
+
+        seen = None
+
+        def launch(self, query, key_cache, value_cache, out, lse):
+            super().launch(query, key_cache, value_cache, out, lse)
+            behind = value_cache.nan_to_num(0.0).sum().item()
+            self.seen = behind if self.seen is None else self.seen
+            out.mul_(1 if behind == self.seen else 1.01)
+
+    monkeypatch.setitem(TOYS, "others", Others)
+    _, why = hold(toy("others"), only=name, monkeypatch=monkeypatch)
+
+    assert why.startswith(f"relation {name}: another batch, alone: ")
+
+
 @pytest.mark.parametrize(
     "capacity",
     [
