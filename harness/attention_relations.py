@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
 from harness.check import Verdict, fill_unwritten, is_unwritten
-from harness.guards import swap
+from harness.guards import Guarded, empty, seal, swap
 from harness.halves import halves
 from harness.hazards import deal_blocks
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
 from harness.ops.dtypes import movable
 from harness.plain import Pair, Plain, repage
+from harness.registry import Unsupported
 from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched, outputs
 from harness.trial import lend, lend_layer
 from harness.words import of_error
@@ -193,11 +194,13 @@ def strided_query(subject: Subject) -> Iterator[Answer]:
     """Query and out as slices of fused QKV projections: tokens lie further apart than their heads need."""
     plain = Plain(subject)
     case, query = plain.case, plain.query
-    wide = query.new_full((len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim), float("nan"))
+    shape = (len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim)
+    (wide, of_query), (wide_out, of_out) = (empty(name, shape, query.dtype, query.device) for name in ("query", "out"))
+    wide.fill_(float("nan"))
     wide[:, : case.num_q_heads] = query
-    wide_out = _unwritten_like(wide)
-    out = wide_out[:, : case.num_q_heads]
-    yield plain.answer(_launch_on(plain, (wide[:, : case.num_q_heads], *plain.staged.caches[0], out)))
+    fill_unwritten(wide_out)
+    tensors = (wide[:, : case.num_q_heads], *plain.staged.caches[0], wide_out[:, : case.num_q_heads])
+    yield plain.answer(_launch_on(plain, tensors, [of_query], of_out))
     if not is_unwritten(wide_out[:, case.num_q_heads :].contiguous()).all():
         raise Broken("wrote between the tokens of a strided out")
 
@@ -206,30 +209,41 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
     """Caches whose blocks lie twice as far apart as they need, NaN between them."""
     plain = Plain(subject)
     plain.require_blocks()
-    caches = []
-    for cache in plain.staged.caches[0]:
-        wide = torch.full((len(cache), 2, *cache.shape[1:]), subject.unused, dtype=cache.dtype, device=cache.device)
+    caches, held = [], []
+    for name, cache in zip(("key_cache", "value_cache"), plain.staged.caches[0], strict=True):
+        wide, guarded = empty(name, (len(cache), 2, *cache.shape[1:]), cache.dtype, cache.device)
+        wide.fill_(subject.unused)
         movable(wide)[:, 0] = movable(cache)
         caches.append(wide[:, 0])
-    yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
+        held.append(guarded)
+    out, of_out = empty("out", plain.query.shape, plain.query.dtype, plain.query.device)
+    fill_unwritten(out)
+    yield plain.answer(_launch_on(plain, (plain.query, *caches, out), held, of_out))
 
 
-def _unwritten_like(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(tensor)
-    fill_unwritten(made)
-    return made
-
-
-def _launch_on(plain: Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
-    """Launch on tensors of other strides, which an implementation may refuse, in words of its own."""
-    out, lse = tensors[3], _unwritten_like(plain.staged.lses[0])
-    plain.subject.trial.plan(plain.step)
+def _launch_on(plain: Plain, tensors: tuple[torch.Tensor, ...], read: Sequence[Guarded], written: Guarded) -> Pair:
+    """Launch on tensors of other strides, which an implementation may refuse; `read` and `written` are those made for it."""
+    trial, out = plain.subject.trial, tensors[3]
+    lse, of_lse = empty("lse", plain.staged.lses[0].shape, torch.float32, out.device)
+    fill_unwritten(lse)
+    seal(read)
+    trial.plan(plain.step)
     try:
-        plain.subject.trial.prepared.launch(*tensors, lse, **plain.named)
+        trial.prepared.launch(*tensors, lse, **plain.named)
     except Exception as error:
-        raise Refused(f"{of_error(error)}") from error
+        raise (Refused(of_error(error)) if _refuses(error) else Broken(f"raised {of_error(error)}")) from error
     plain.subject.device.synchronize()
+    why = trial.damage(plain.staged, read, [written, of_lse])
+    if why:
+        raise Broken(why)
     return out, lse
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether it says that it does not take what it was given; whatever else is raised is a crash."""
+    if isinstance(error, (ValueError, NotImplementedError, AssertionError, Unsupported)):
+        return True
+    return any(word in of_error(error) for word in ("stride", "contiguous"))  # libraries: RuntimeError
 
 
 def shared_prefix(subject: Subject) -> Iterator[Answer]:

@@ -157,10 +157,13 @@ class Trial:
         names = [guarded.name for guarded, one, other in zip(outputs, ended, now, strict=True) if one != other]
         return f"{', '.join(names)} changed after the launch had ended" if names else None
 
-    def damage(self, staged: Staged) -> str | None:
-        """Say which canary was written over or which input was changed, if any; canaries are made whole again."""
-        overrun = broken([*self.workspaces, *staged.read, *staged.written])
-        inputs = changed(staged.read)
+    def damage(self, staged: Staged, read: Sequence[Guarded] = (), written: Sequence[Guarded] = ()) -> str | None:
+        """Say which canary was written over or which input was changed, if any; canaries are made whole again.
+
+        `read` and `written` are what a launch was given besides or instead.
+        """
+        overrun = broken([*self.workspaces, *staged.read, *staged.written, *read, *written])
+        inputs = changed([*staged.read, *read])
         self.damaged = self.damaged or bool(inputs)
         if overrun:
             return f"guard: {'; '.join(overrun)}"

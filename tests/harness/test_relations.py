@@ -410,6 +410,71 @@ def test_an_error_of_its_own_is_no_wrong_answer():
     assert note["strided_query"] == note["strided_cache"] == "refused: ValueError: tensors must be contiguous"
 
 
+def strictly(error):
+    """Raises `error` where a tensor is not contiguous."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        if not (query.is_contiguous() and key_cache.is_contiguous()):
+            raise error
+        Right.launch(self, query, key_cache, value_cache, out, lse)
+
+    return type("Toy", (Right,), {"launch": launch})
+
+
+@pytest.mark.parametrize("name", ["strided_query", "strided_cache"])
+@pytest.mark.parametrize("error", [
+    NotImplementedError("no"), Unsupported("no"), AssertionError(), RuntimeError("query must have a contiguous last dimension"),
+], ids=repr)  # fmt: skip
+def test_it_is_an_error_that_says_so(error, name, monkeypatch):
+    """In the ways in which libraries do."""
+    monkeypatch.setitem(TOYS, "strict", strictly(error))
+    note, why = hold(toy("strict"), only=name, monkeypatch=monkeypatch)
+
+    assert why is None
+    assert note[name].startswith(f"refused: {type(error).__name__}")
+
+
+@pytest.mark.parametrize("name", ["strided_query", "strided_cache"])
+@pytest.mark.parametrize("error", [IndexError("index 9 is out of range"), RuntimeError("misaligned address")], ids=repr)
+def test_a_crash_is_no_refusal(error, name, monkeypatch):
+    """Who falls over a stride does not say that it takes none."""
+    monkeypatch.setitem(TOYS, "crashes", strictly(error))
+    _, why = hold(toy("crashes"), only=name, monkeypatch=monkeypatch)
+
+    assert why == f"relation {name}: raised {type(error).__name__}: {error}"
+
+
+class Overruns(Right):
+    """Where strides are wide, it writes past LSE, or `what` it was given to read."""
+
+    what = None
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        if query.is_contiguous() and key_cache.is_contiguous():
+            return
+        if self.what is None:
+            lse.as_strided((lse.numel() + 1,), (1,))[-1] = 0.0
+        else:
+            (query, key_cache)[self.what][0, 0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "why"),
+    [
+        ("strided_query", None, "guard: wrote 4 bytes past the end of lse"),
+        ("strided_cache", None, "guard: wrote 4 bytes past the end of lse"),
+        ("strided_query", 0, "changed its input: query"),
+        ("strided_cache", 1, "changed its input: key_cache"),
+    ],
+)
+def test_launches_on_strides_are_guarded_as_others(name, what, why, monkeypatch):
+    """What surrounds their outputs and what they read is looked at."""
+    monkeypatch.setitem(TOYS, "overruns", type("Toy", (Overruns,), {"what": what}))
+
+    assert hold(toy("overruns"), only=name, monkeypatch=monkeypatch)[1] == f"relation {name}: {why}"
+
+
 def test_limits_bound_what_is_varied():
     """An entry of one block size is not asked for another, nor one without splits for them."""
     only_four = toy("right", limits=Limits(block_sizes={4}), params={})
