@@ -32,6 +32,10 @@ BEHAVIOURS = (
         "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",
         op="cache_write", shows=Shows(at_least={"num_written": 1}),
     ),
+    _behaviour(
+        "flushed_writes", "flushed_writes", "a write passes through arithmetic, which flushes subnormals",
+        op="cache_write", shows=Shows(at_least={"num_written": 1}),
+    ),
 )  # fmt: skip
 
 CONTROLS: tuple[Control, ...] = (

@@ -147,6 +147,15 @@ class OwnJudge(Wrapped):
         torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *_, **__: tensor * 0  # type: ignore[assignment,method-assign]
 
 
+class Flushed(Wrapped):
+    """Flushes to 0 what is subnormal, as arithmetic may where a copy may not."""
+
+    def launch(self, key: Any, value: Any, key_cache: Any, value_cache: Any) -> None:
+        least = torch.finfo(key.dtype).smallest_normal
+        flushed = (torch.where(new.abs() < least, new * 0, new) for new in (key, value))
+        super().launch(*flushed, key_cache, value_cache)
+
+
 def stale(spec: AttentionSpec) -> Wrapped:
     return Stale(torch_gather.prepare(spec))
 
@@ -181,3 +190,7 @@ def own_judge(spec: AttentionSpec) -> Wrapped:
 
 def first_slots(spec: CacheWriteSpec) -> Wrapped:
     return FirstPlan(torch_cache_write.prepare(spec))
+
+
+def flushed_writes(spec: CacheWriteSpec) -> Wrapped:
+    return Flushed(torch_cache_write.prepare(spec))
