@@ -166,4 +166,4 @@ def _remembered(row: Row, staged: Staged, layer: int) -> None:
     finally:
         staged.mirror(layer)
     if reason:
-        row.end("wrong", f"timed launches, set {layer}, other values at the same addresses: {reason}")
+        row.end("wrong", f"timed launches, set {layer}, other keys and values at the same addresses: {reason}")
