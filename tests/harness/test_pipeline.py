@@ -154,6 +154,14 @@ class RemembersByKey(Right):
         super().launch(query, known, value_cache, out, lse)
 
 
+class Idles(Right):
+    """Does nothing where something finite lies in its output."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        if not out.isfinite().all():
+            super().launch(query, key_cache, value_cache, out, lse)
+
+
 class WearsOut(Right):
     """Right three times."""
 
@@ -265,7 +273,7 @@ TOYS = {
     "reshapes": Reshapes,
     "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
     "remembers_by_address": RemembersByAddress, "remembers_by_a_look": RemembersByALook,
-    "remembers_by_key": RemembersByKey,
+    "remembers_by_key": RemembersByKey, "idles": Idles,
     "wears_out": WearsOut, "late_once_worn": LateOnceWorn, "oddities": Oddities,
     **{f"raises_in_{where}": raising(where, ValueError(f"no luck in {where}")) for where in ("prepare", "plan", "launch")},
     **{f"unsure_in_{where}": raising(where, Unsupported(f"not with this {where}")) for where in ("prepare", "plan", "launch")},
@@ -433,6 +441,15 @@ def test_an_answer_remembered_by_address_is_wrong(how):
 
     assert record.status == "wrong"
     assert "other keys and values at the same addresses" in record.reason
+    assert right.status == "ok"
+
+
+def test_who_does_nothing_the_second_time_is_wrong():
+    """A timer would find it free; every other launch that is judged finds NaN in its outputs."""
+    record, right = measure(toy("idles"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
+
+    assert record.status == "wrong"
+    assert record.reason.startswith("timed launches, set ")
     assert right.status == "ok"
 
 
