@@ -110,6 +110,7 @@ class Layer:
     held: Sequence[Guarded]
     named: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     truths: dict[frozenset[str], AttentionTruth] = dataclasses.field(default_factory=dict)
+    mirrored: dict[tuple[int, frozenset[str]], AttentionTruth] = dataclasses.field(default_factory=dict)
     checksum: int | None = None
 
 
@@ -211,7 +212,19 @@ class AttentionInputs:
     def mirrored_truth(self, layer: int, head: int, quantises: frozenset[str], *, in_place: bool) -> AttentionTruth:
         """Truth where keys and values of one KV head are negated; `in_place`: they are so in these tensors already."""
         whole, made, group = self.truth(layer, quantises), self.layers[layer], self.case.group
-        rows = slice(head * group, (head + 1) * group)
+        rows, key = slice(head * group, (head + 1) * group), (head, whole.quantises)
+        if key not in made.mirrored:
+            made.mirrored[key] = self._attend_mirrored(made, head, rows, whole.quantises, in_place)
+        changed = {}
+        for name in BY_HEAD:
+            changed[name] = getattr(whole, name).clone()
+            changed[name][:, rows] = getattr(made.mirrored[key], name)
+        return dataclasses.replace(whole, **changed)
+
+    def _attend_mirrored(
+        self, made: Layer, head: int, rows: slice, rounded: frozenset[str], in_place: bool
+    ) -> AttentionTruth:
+        """Truth of the rows of one KV head alone."""
         pools = [pool[:, head : head + 1].clone() for pool in (made.key, made.value)]
         if not in_place:
             for pool in pools:
@@ -220,12 +233,7 @@ class AttentionInputs:
             name: tensor if len(tensor) == 1 else tensor[head : head + 1] if name in ("k_scale", "v_scale") else tensor[rows]
             for name, tensor in made.named.items()
         }
-        part = self._attend(made.query[:, rows], pools[0], pools[1], named, whole.quantises)
-        changed = {}
-        for name in BY_HEAD:
-            changed[name] = getattr(whole, name).clone()
-            changed[name][:, rows] = getattr(part, name)
-        return dataclasses.replace(whole, **changed)
+        return self._attend(made.query[:, rows], pools[0], pools[1], named, rounded)
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, named: Mapping[str, torch.Tensor],
