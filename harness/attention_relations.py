@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 
 from harness.check import Verdict, fill_unwritten, is_unwritten
-from harness.guards import swap
+from harness.guards import Guarded, empty, seal, swap
 from harness.halves import halves
 from harness.hazards import deal_blocks
+from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionInputs
 from harness.ops.dtypes import movable
 from harness.plain import Pair, Plain, repage
+from harness.registry import Unsupported
 from harness.relations import Answer, Broken, NotRun, Refused, Relation, Subject, launched, outputs
 from harness.trial import lend, lend_layer
 from harness.words import of_error
@@ -94,7 +96,7 @@ def replay(subject: Subject) -> Iterator[Answer]:
 def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedAttention], None]) -> Answer:
     """Plan and `launch` the second batch in the first one's tensors: the answer is to be the one that it gets alone."""
     trial, first = subject.trial, cast("StagedAttention", subject.staged)
-    alone = launched(trial, second)
+    alone = subject.alone(second)
     swap(first.read, second.read)
     try:
         hosts = {name: getattr(second.step, name) for name in ("host_block_tables", "host_seq_lens", "host_query_start_loc")}
@@ -107,7 +109,7 @@ def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedA
     def judge() -> Verdict:
         for guarded, saved in zip(second.outputs(0), words, strict=True):
             guarded.words.copy_(saved)
-        return second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse)
+        return subject.judge(second)
 
     return Answer(words, alone, judge)
 
@@ -115,23 +117,41 @@ def _behind(subject: Subject, second: StagedAttention, launch: Callable[[StagedA
 def batch_order(subject: Subject) -> Iterator[Answer]:
     """The same sequences, the last one first."""
     plain = Plain(subject)
-    case = plain.case
-    if case.num_seqs < 2:
+    if plain.case.num_seqs < 2:
         raise NotRun("there are fewer than two sequences")
-    order = np.arange(case.num_seqs)[::-1]
-    tokens = np.concatenate([np.arange(case.query_starts[seq], case.query_starts[seq + 1]) for seq in order]).astype(np.int64)
-    back = torch.from_numpy(np.argsort(tokens)).to(plain.query.device)
-    turned = dataclasses.replace(
-        case, seq_lens=tuple(case.seq_lens[seq] for seq in order), q_lens=tuple(case.q_lens[seq] for seq in order),
+    _, tokens, make = _sequences(plain, np.arange(plain.case.num_seqs)[::-1])
+    back = tokens.argsort()
+    out, lse = plain.attend("batch_order", make)
+    yield plain.answer((out[back], lse[back]))
+
+
+def smaller_step(subject: Subject) -> Iterator[Answer]:
+    """The same sequences but the longest: fewer of them, of fewer tokens, than what was prepared for, as an engine's are."""
+    plain = Plain(subject)
+    if plain.case.num_seqs < 2:
+        raise NotRun("there are fewer than two sequences")
+    longest = int(np.argmax(plain.case.seq_lens))
+    smaller, tokens, make = _sequences(plain, np.delete(np.arange(plain.case.num_seqs), longest))
+    if not any(n and q_len for n, q_len in zip(smaller.seq_lens, smaller.q_lens, strict=True)):
+        raise NotRun("only the longest sequence has keys and query tokens")
+    pair, (out, lse) = plain.attend("smaller_step", make), plain.original
+    yield plain.answer(pair, (out[tokens], lse[tokens]), lambda: make().truth(0, subject.entry.impl.quantises))
+
+
+def _sequences(plain: Plain, seqs: np.ndarray) -> tuple[AttentionCase, torch.Tensor, Callable[[], AttentionInputs]]:
+    """The case of these sequences in this order, the numbers of their query tokens, and what makes their inputs."""
+    case = plain.case
+    numbers = np.concatenate([np.arange(case.query_starts[seq], case.query_starts[seq + 1]) for seq in seqs])
+    tokens = torch.from_numpy(numbers.astype(np.int64)).to(plain.query.device)
+    chosen = dataclasses.replace(
+        case, seq_lens=tuple(case.seq_lens[seq] for seq in seqs), q_lens=tuple(case.q_lens[seq] for seq in seqs),
         prefix=(),  # it is in the tables
     )
 
     def make() -> AttentionInputs:
-        query = plain.query[torch.from_numpy(tokens).to(plain.query.device)]
-        return plain.vary(turned, tables=plain.step.host_block_tables[order], query=query)
+        return plain.vary(chosen, tables=plain.step.host_block_tables[seqs], query=plain.query[tokens])
 
-    out, lse = plain.attend("batch_order", make)
-    yield plain.answer((out[back], lse[back]))
+    return chosen, tokens, make
 
 
 def block_size(subject: Subject) -> Iterator[Answer]:
@@ -174,11 +194,13 @@ def strided_query(subject: Subject) -> Iterator[Answer]:
     """Query and out as slices of fused QKV projections: tokens lie further apart than their heads need."""
     plain = Plain(subject)
     case, query = plain.case, plain.query
-    wide = query.new_full((len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim), float("nan"))
+    shape = (len(query), case.num_q_heads + 2 * case.num_kv_heads, case.head_dim)
+    (wide, of_query), (wide_out, of_out) = (empty(name, shape, query.dtype, query.device) for name in ("query", "out"))
+    wide.fill_(float("nan"))
     wide[:, : case.num_q_heads] = query
-    wide_out = _unwritten_like(wide)
-    out = wide_out[:, : case.num_q_heads]
-    yield plain.answer(_launch_on(plain, (wide[:, : case.num_q_heads], *plain.staged.caches[0], out)))
+    fill_unwritten(wide_out)
+    tensors = (wide[:, : case.num_q_heads], *plain.staged.caches[0], wide_out[:, : case.num_q_heads])
+    yield plain.answer(_launch_on(plain, tensors, [of_query], of_out))
     if not is_unwritten(wide_out[:, case.num_q_heads :].contiguous()).all():
         raise Broken("wrote between the tokens of a strided out")
 
@@ -187,30 +209,41 @@ def strided_cache(subject: Subject) -> Iterator[Answer]:
     """Caches whose blocks lie twice as far apart as they need, NaN between them."""
     plain = Plain(subject)
     plain.require_blocks()
-    caches = []
-    for cache in plain.staged.caches[0]:
-        wide = torch.full((len(cache), 2, *cache.shape[1:]), subject.unused, dtype=cache.dtype, device=cache.device)
+    caches, held = [], []
+    for name, cache in zip(("key_cache", "value_cache"), plain.staged.caches[0], strict=True):
+        wide, guarded = empty(name, (len(cache), 2, *cache.shape[1:]), cache.dtype, cache.device)
+        wide.fill_(subject.unused)
         movable(wide)[:, 0] = movable(cache)
         caches.append(wide[:, 0])
-    yield plain.answer(_launch_on(plain, (plain.query, *caches, _unwritten_like(plain.query))))
+        held.append(guarded)
+    out, of_out = empty("out", plain.query.shape, plain.query.dtype, plain.query.device)
+    fill_unwritten(out)
+    yield plain.answer(_launch_on(plain, (plain.query, *caches, out), held, of_out))
 
 
-def _unwritten_like(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_like(tensor)
-    fill_unwritten(made)
-    return made
-
-
-def _launch_on(plain: Plain, tensors: tuple[torch.Tensor, ...]) -> Pair:
-    """Launch on tensors of other strides, which an implementation may refuse, in words of its own."""
-    out, lse = tensors[3], _unwritten_like(plain.staged.lses[0])
-    plain.subject.trial.plan(plain.step)
+def _launch_on(plain: Plain, tensors: tuple[torch.Tensor, ...], read: Sequence[Guarded], written: Guarded) -> Pair:
+    """Launch on tensors of other strides, which an implementation may refuse; `read` and `written` are those made for it."""
+    trial, out = plain.subject.trial, tensors[3]
+    lse, of_lse = empty("lse", plain.staged.lses[0].shape, torch.float32, out.device)
+    fill_unwritten(lse)
+    seal(read)
+    trial.plan(plain.step)
     try:
-        plain.subject.trial.prepared.launch(*tensors, lse, **plain.named)
+        trial.prepared.launch(*tensors, lse, **plain.named)
     except Exception as error:
-        raise Refused(f"{of_error(error)}") from error
+        raise (Refused(of_error(error)) if _refuses(error) else Broken(f"raised {of_error(error)}")) from error
     plain.subject.device.synchronize()
+    why = trial.damage(plain.staged, read, [written, of_lse])
+    if why:
+        raise Broken(why)
     return out, lse
+
+
+def _refuses(error: Exception) -> bool:
+    """Whether it says that it does not take what it was given; whatever else is raised is a crash."""
+    if isinstance(error, (ValueError, NotImplementedError, AssertionError, Unsupported)):
+        return True
+    return any(word in of_error(error) for word in ("stride", "contiguous"))  # libraries: RuntimeError
 
 
 def shared_prefix(subject: Subject) -> Iterator[Answer]:
@@ -236,10 +269,11 @@ def shared_prefix(subject: Subject) -> Iterator[Answer]:
             movable(pool)[index[1]] = movable(pool)[index[0]] if copies else movable(unused)
         return plain.vary(case, tables=tables if copies else shared, key=pools[0], value=pools[1])
 
-    copied, read_twice = (
-        plain.attend(name, functools.partial(make, copies)) for name, copies in (("copied", True), ("shared", False))
-    )
-    yield plain.answer(read_twice, copied, lambda: make(copies=True).truth(0, subject.entry.impl.quantises))
+    copied = cast("StagedAttention", subject.varied("copied", lambda: make(copies=True).stage(subject.entry.layout)))
+    subject.alone(copied)
+    read_twice = plain.attend("shared", functools.partial(make, copies=False))
+    like = (copied.outs[0], copied.lses[0])
+    yield plain.answer(read_twice, like, lambda: copied.inputs.truth(0, subject.entry.impl.quantises))
 
 
 def layers(subject: Subject) -> Iterator[Answer]:
@@ -266,7 +300,7 @@ def layers(subject: Subject) -> Iterator[Answer]:
 ATTENTION: dict[str, Relation] = {
     relation.__name__: relation
     for relation in (
-        block_permutation, clean_pool, same_addresses, replay, batch_order, shared_prefix, layers, halves, strided_query,
-        strided_cache, block_size, splits,
+        block_permutation, clean_pool, same_addresses, replay, batch_order, smaller_step, shared_prefix, layers, halves,
+        strided_query, strided_cache, block_size, splits,
     )
 }

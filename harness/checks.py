@@ -154,11 +154,12 @@ def _late_and_remembered(row: Row, staged: Staged) -> None:
 
 
 def _remembered(row: Row, staged: Staged, layer: int) -> None:
-    """Change what was timed under its own addresses: whoever gathered or answered ahead of time shows."""
+    """Change what was timed under its own addresses, and launch over finite outputs: whoever gathered or answered ahead of
+    time shows, and whoever does nothing where something is written already."""
     if not staged.mirror(layer):
         return
     try:
-        staged.soil(layer)
+        staged.wear(layer, row.entry.impl.lse)
         assert row.timer is not None
         row.timer.relaunch([layer])
         row.device.synchronize()
@@ -166,4 +167,4 @@ def _remembered(row: Row, staged: Staged, layer: int) -> None:
     finally:
         staged.mirror(layer)
     if reason:
-        row.end("wrong", f"timed launches, set {layer}, other values at the same addresses: {reason}")
+        row.end("wrong", f"timed launches, set {layer}, other keys and values at the same addresses: {reason}")

@@ -33,6 +33,7 @@ RELATIONS = {
     "same_addresses": "tolerance",
     "replay": "tolerance",
     "batch_order": "tolerance",
+    "smaller_step": "tolerance",
     "shared_prefix": "tolerance",
     "layers": "tolerance",
     "halves": "tolerance",

@@ -7,6 +7,7 @@ original bit for bit is right; where an entry claims no more than tolerance, ano
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,13 +106,25 @@ class Subject:
             "other", lambda: op.build(self.case, family, layers=1, device=self.device.name).stage(self.entry.layout)
         )
 
+    def alone(self, staged: Staged) -> list[torch.Tensor]:
+        """Plan and launch on a variation by itself, and return its outputs as words; raises Broken where they are wrong."""
+        words = launched(self.trial, staged)
+        verdict = self.judge(staged)
+        if not verdict.passed:
+            raise Broken(f"another batch, alone: {verdict.reason}")
+        return words
+
+    def judge(self, staged: Staged) -> Verdict:
+        """Judge what lies in the outputs of these inputs."""
+        return staged.judge(0, self.entry.impl.quantises, self.entry.impl.lse)
+
     def again(self, words: Sequence[torch.Tensor]) -> Answer:
         """These words in place of the outputs of the staged inputs."""
 
         def judge() -> Verdict:
             for guarded, saved in zip(self.staged.outputs(0), words, strict=True):
                 guarded.words.copy_(saved)
-            return self.staged.judge(0, self.entry.impl.quantises, self.entry.impl.lse)
+            return self.judge(self.staged)
 
         return Answer(words, self.answer, judge)
 
@@ -155,11 +168,13 @@ class Subject:
             raise NotRun("there is no GPU")
 
 
-def launched(trial: Trial, staged: Staged, *, plan: bool = True, busy: bool = False) -> list[torch.Tensor]:
+def launched(
+    trial: Trial, staged: Staged, *, plan: bool = True, busy: bool = False, soil: Callable[[int], None] | None = None
+) -> list[torch.Tensor]:
     """Launch on the first set and return its outputs as words; raises Broken where the launch did more than that."""
     if plan:
         trial.plan(staged.step)
-    trial.launch(staged, 0, busy=busy)
+    trial.launch(staged, 0, busy=busy, soil=soil)
     return outputs(trial, staged)
 
 
@@ -172,10 +187,14 @@ def outputs(trial: Trial, staged: Staged) -> list[torch.Tensor]:
 
 
 def repeat(subject: Subject) -> Iterator[Answer]:
-    """The same launch again leaves the same bits; nothing is accumulated, left behind or ordered by chance."""
-    trial = subject.trial
-    yield subject.again(launched(trial, subject.staged))
-    yield subject.again(launched(trial, subject.staged, plan=False))
+    """The same launch again leaves the same bits; nothing is accumulated, left behind or ordered by chance.
+
+    The second one finds finite outputs, as in an engine, where every other launch of a check finds NaN.
+    """
+    trial, staged = subject.trial, subject.staged
+    yield subject.again(launched(trial, staged))
+    worn = functools.partial(staged.wear, lse=subject.entry.impl.lse)
+    yield subject.again(launched(trial, staged, plan=False, soil=worn))
 
 
 def two_plans(subject: Subject) -> Iterator[Answer]:
@@ -185,14 +204,14 @@ def two_plans(subject: Subject) -> Iterator[Answer]:
     """
     trial, first = subject.trial, subject.staged
     second = subject.other_batch()
-    alone = launched(trial, second)
+    alone = subject.alone(second)
     subject.device.synchronize()
     keep_busy(subject.device, subject.busy_s)
     for staged in (first, second):
         trial.plan(staged.step)
         trial.launch(staged, 0)
     yield subject.again(outputs(trial, first))
-    yield Answer(outputs(trial, second), alone, lambda: second.judge(0, subject.entry.impl.quantises, subject.entry.impl.lse))
+    yield Answer(outputs(trial, second), alone, lambda: subject.judge(second))
 
 
 def graph(subject: Subject) -> Iterator[Answer]:

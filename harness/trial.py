@@ -113,13 +113,16 @@ class Trial:
         with watch(self.workspaces):
             self.prepared.plan(step)
 
-    def launch(self, staged: Staged, layer: int, *, busy: bool = False) -> None:
-        """Soil the outputs of one layer and launch on it; where `busy`, behind work that keeps the current stream busy."""
+    def launch(self, staged: Staged, layer: int, *, busy: bool = False, soil: Callable[[int], None] | None = None) -> None:
+        """Soil the outputs of one layer and launch on it; where `busy`, behind work that keeps the current stream busy.
+
+        `soil` is what soils them where `staged.soil` does not.
+        """
         if busy:
             keep_busy(self.device, BUSY_S)
         reused = staged.outputs(layer)[0]
         self._seen = [seen for seen in self._seen if reused not in seen[0]]
-        staged.soil(layer)
+        (soil or staged.soil)(layer)
         lent, named = lend(staged.arguments(layer)), lend_layer(staged.keywords(layer))
         tensors = (*lent, *named.values())
         before = _forms(tensors)
@@ -154,10 +157,13 @@ class Trial:
         names = [guarded.name for guarded, one, other in zip(outputs, ended, now, strict=True) if one != other]
         return f"{', '.join(names)} changed after the launch had ended" if names else None
 
-    def damage(self, staged: Staged) -> str | None:
-        """Say which canary was written over or which input was changed, if any; canaries are made whole again."""
-        overrun = broken([*self.workspaces, *staged.read, *staged.written])
-        inputs = changed(staged.read)
+    def damage(self, staged: Staged, read: Sequence[Guarded] = (), written: Sequence[Guarded] = ()) -> str | None:
+        """Say which canary was written over or which input was changed, if any; canaries are made whole again.
+
+        `read` and `written` are what a launch was given besides or instead.
+        """
+        overrun = broken([*self.workspaces, *staged.read, *staged.written, *read, *written])
+        inputs = changed([*staged.read, *read])
         self.damaged = self.damaged or bool(inputs)
         if overrun:
             return f"guard: {'; '.join(overrun)}"

@@ -43,6 +43,10 @@ RMS_OF_UNIT = 0.42
 BUDGET_BYTES = {"cpu": 64 << 20, "cuda": 2 << 30}
 
 
+#: what AttentionTruth holds for each query head
+BY_HEAD = ("out", "lse", "baseline_l2", "baseline_max", "baseline_lse", "baseline_normaliser")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionTruth:
     """What is right, and how far a careful kernel that computes in `dtype` strays from it. float64 unless said.

@@ -14,6 +14,7 @@ from harness.alive import beat
 from harness.check import Verdict, fill_unwritten, is_unwritten, judge_attention
 from harness.guards import Guarded, empty_each, house, leaves_unwritten, seal
 from harness.ops.attention import AttentionStep
+from harness.ops.dtypes import negate
 from harness.ops.layouts import HND, Layout
 from harness.ops.quantised import AT_ONCE
 from harness.registry import PreparedReader
@@ -92,6 +93,15 @@ class StagedAttention:
         fill_unwritten(self.outs[layer])
         fill_unwritten(self.lses[layer])
 
+    def wear(self, layer: int, lse: bool = True) -> None:
+        """Make the outputs those of other rows and of another sign, and each LSE the larger of any two."""
+        out, log = self.outs[layer], self.lses[layer]
+        out.copy_(1 - out.roll(1, 0))
+        if lse:
+            log.copy_(torch.where(log.isfinite(), log, 0.0).amax() + 8 if log.numel() else log)
+        else:
+            fill_unwritten(log)
+
     def wild_step(self) -> AttentionStep:
         """The same step with ids of no block in unused table entries, on which an access is illegal."""
         case, step = self.inputs.case, self.step
@@ -124,16 +134,14 @@ class StagedAttention:
         return None
 
     def mirror(self, layer: int) -> bool:
-        """Negate the values of one KV head, which negates its outputs and leaves the rest alone; a second time undoes it.
+        """Negate keys and values of one KV head, which changes its weights, its LSE and its outputs and leaves the rest alone;
+        a second time undoes it.
 
-        One, so that a look at a few elements tells nobody that they changed. The layer must have been judged before: its
-        truth is that of the values as they were made.
+        One, so that a look at a few elements tells nobody that they changed, and its truth costs little. The layer must have
+        been judged before: the others' truth is that of what was made.
         """
-        # The sign bit alone: a GPU's negation of 16-bit floats changes what NaN holds, and inputs are hashed.
-        value_cache = self.caches[layer][1]
-        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[value_cache.element_size()]
-        head = self._mirrored_head(layer)
-        value_cache.select(self.layout.head_dimension, head).view(integers).bitwise_xor_(torch.iinfo(integers).min)
+        for cache in self.caches[layer]:
+            negate(cache.select(self.layout.head_dimension, self._mirrored_head(layer)))
         self._mirrored ^= {layer}
         return True
 
@@ -141,11 +149,10 @@ class StagedAttention:
         return random.Random(f"{self.inputs.case.digest} {layer}").randrange(self.inputs.case.num_kv_heads)
 
     def judge(self, layer: int, quantises: frozenset[str], lse: bool = True) -> Verdict:
-        truth, out = self.inputs.truth(layer, quantises), self.outs[layer]
+        truth = self.inputs.truth(layer, quantises)
         if layer in self._mirrored:
-            out, group, head = out.clone(), self.inputs.case.group, self._mirrored_head(layer)
-            out[:, head * group : (head + 1) * group] *= -1
-        return judge_attention(out, self.lses[layer] if lse else None, truth, quantises=quantises)
+            truth = self.inputs.mirrored_truth(layer, self._mirrored_head(layer), quantises, in_place=self.layout is HND)
+        return judge_attention(self.outs[layer], self.lses[layer] if lse else None, truth, quantises=quantises)
 
     def judge_reader(self, layer: int, prepared: PreparedReader) -> Verdict:
         got = int(prepared.checksum.sum(dtype=torch.int64)) % 2**32

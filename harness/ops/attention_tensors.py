@@ -17,14 +17,14 @@ from harness.guards import Guarded, empty, house
 from harness.hazards import Hazards
 from harness.ops.attention import AttentionCase, AttentionSpec, AttentionStep
 from harness.ops.attention_staged import StagedAttention, make_step
-from harness.ops.dtypes import movable, torch_dtype
+from harness.ops.dtypes import movable, negate, torch_dtype
 from harness.ops.layer_tensors import by_query_head
 from harness.ops.layouts import Layout
 from harness.ops.needles import num_rounds, plant
 from harness.ops.outlier import plant_outlier
 from harness.ops.quantised import AT_ONCE, draw_scale, store
 from harness.ops.sharing import blocks_to_read
-from harness.truth import OF_TRUTH, AttentionTruth, attention_truth
+from harness.truth import BY_HEAD, OF_TRUTH, AttentionTruth, attention_truth
 
 
 class AttentionOperator:
@@ -110,6 +110,7 @@ class Layer:
     held: Sequence[Guarded]
     named: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     truths: dict[frozenset[str], AttentionTruth] = dataclasses.field(default_factory=dict)
+    mirrored: dict[tuple[int, frozenset[str]], AttentionTruth] = dataclasses.field(default_factory=dict)
     checksum: int | None = None
 
 
@@ -207,6 +208,32 @@ class AttentionInputs:
         if rounded not in made.truths:
             made.truths[rounded] = self._attend(made.query, made.key, made.value, made.named, rounded)
         return made.truths[rounded]
+
+    def mirrored_truth(self, layer: int, head: int, quantises: frozenset[str], *, in_place: bool) -> AttentionTruth:
+        """Truth where keys and values of one KV head are negated; `in_place`: they are so in these tensors already."""
+        whole, made, group = self.truth(layer, quantises), self.layers[layer], self.case.group
+        rows, key = slice(head * group, (head + 1) * group), (head, whole.quantises)
+        if key not in made.mirrored:
+            made.mirrored[key] = self._attend_mirrored(made, head, rows, whole.quantises, in_place)
+        changed = {}
+        for name in BY_HEAD:
+            changed[name] = getattr(whole, name).clone()
+            changed[name][:, rows] = getattr(made.mirrored[key], name)
+        return dataclasses.replace(whole, **changed)
+
+    def _attend_mirrored(
+        self, made: Layer, head: int, rows: slice, rounded: frozenset[str], in_place: bool
+    ) -> AttentionTruth:
+        """Truth of the rows of one KV head alone."""
+        pools = [pool[:, head : head + 1].clone() for pool in (made.key, made.value)]
+        if not in_place:
+            for pool in pools:
+                negate(pool)
+        named = {
+            name: tensor if len(tensor) == 1 else tensor[head : head + 1] if name in ("k_scale", "v_scale") else tensor[rows]
+            for name, tensor in made.named.items()
+        }
+        return self._attend(made.query[:, rows], pools[0], pools[1], named, rounded)
 
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, named: Mapping[str, torch.Tensor],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,15 @@ from harness.ops.in_place import StagedInPlace
 from harness.ops.layouts import Layout
 from harness.ops.quantised import quantise
 
+#: how far apart the extremes lie among new keys and values; prime, so that they come to lie in all dimensions
+EVERY = 7
+
 
 class CacheWriteOperator:
-    """Makes the tensors of cache_write cases. Families differ in values and slots only; there is nothing to poison."""
+    """Makes the tensors of cache_write cases. Families differ in values and slots only; there is nothing to poison.
+
+    What is copied as it is has extremes among its values: NaN, infinities, the largest and the smallest numbers, -0.
+    """
 
     def spec(self, case: CacheWriteCase, layout: Layout, device: str, params: Mapping[str, Any]) -> CacheWriteSpec:
         return CacheWriteSpec(
@@ -76,7 +83,21 @@ def _make_layer(case: CacheWriteCase, generator: torch.Generator, device: str) -
     token = (case.num_tokens, case.num_kv_heads, case.head_dim)
     pool = (case.num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
     key, value = normal(*token), normal(*token)
+    if not case.kv_dtype:
+        for new in (key, value):
+            _plant_extremes(new)
     return key, value, normal(*pool, of=case.cache_dtype), normal(*pool, of=case.cache_dtype)
+
+
+def _plant_extremes(new: torch.Tensor) -> None:
+    """Make each EVERYth element one of which arithmetic keeps not every bit: a write is a copy."""
+    info, integers = torch.finfo(new.dtype), {2: torch.int16, 4: torch.int32}[new.element_size()]
+    bits = torch.tensor([math.nan, math.inf, info.max, info.tiny, 0.0], dtype=new.dtype).view(integers)
+    bits[0] += 5  # a NaN that is not the one that arithmetic makes
+    bits = torch.cat([bits, torch.ones_like(bits[:1])])  # and the smallest subnormal
+    signed = torch.cat([bits, bits | torch.iinfo(integers).min]).to(new.device)
+    places = new.view(integers).view(-1)[::EVERY]
+    places.copy_(signed.repeat(-(-len(places) // len(signed)))[: len(places)])
 
 
 def _make_scales(case: CacheWriteCase, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -58,6 +58,10 @@ class Staged(Protocol):
     def soil(self, layer: int) -> None:
         """Pre-fill what a launch must write, so that an element left unwritten shows."""
 
+    def wear(self, layer: int, lse: bool = True) -> None:
+        """Pre-fill as a step before may have left it, ordinary and not the answer, so that who reads it shows; `lse` as for
+        `judge`. The layer's last launch has written what is there."""
+
     def mirror(self, layer: int) -> bool:
         """Change what this layer's launch reads, in place, and with it what is right; again undoes it. False: it cannot."""
 

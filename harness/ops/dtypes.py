@@ -26,6 +26,14 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def negate(tensor: torch.Tensor) -> None:
+    """Turn the sign bits, in place, and nothing else: a GPU's negation of 16-bit floats changes what NaN holds."""
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    tensor.view(integers).bitwise_xor_(torch.iinfo(integers).min)
+
+
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """View fp8 as bytes: torch moves those everywhere, and not all it does to other floats it does to fp8."""
     import torch

@@ -51,6 +51,14 @@ class StagedInPlace:
     def scan(self, layers: Sequence[int], lse: bool = True) -> None:
         """There is nothing that every launch leaves so: a cache may hold anything."""
 
+    def soil(self, layer: int) -> None:
+        """Put the caches back as they were before any launch."""
+        raise NotImplementedError
+
+    def wear(self, layer: int, lse: bool = True) -> None:
+        """What is there before a launch is what `soil` puts there: the caches of a step before."""
+        self.soil(layer)
+
     def mirror(self, layer: int) -> bool:
         """There is nothing to gain from a remembered answer."""
         return False

@@ -26,9 +26,14 @@ BEHAVIOURS = (
         shows=Shows(at_least={"num_blocks_of_longest": 2}),
     ),
     _behaviour("right_where_watched", "watched", "right where memory is poisoned, as under a checker, and nowhere else"),
+    _behaviour("largest_of_outputs", "largest_of_outputs", "a maximum is begun with what lay in the output, not with -inf"),
     _behaviour("own_judge", "own_judge", "functions by which it is judged are replaced by its own"),
     _behaviour(
         "first_slots", "first_slots", "a stale slot_mapping in a reused buffer (vllm-ascend#3482)",
+        op="cache_write", shows=Shows(at_least={"num_written": 1}),
+    ),
+    _behaviour(
+        "flushed_writes", "flushed_writes", "a write passes through arithmetic, which flushes subnormals",
         op="cache_write", shows=Shows(at_least={"num_written": 1}),
     ),
 )  # fmt: skip

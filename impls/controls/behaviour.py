@@ -129,6 +129,15 @@ class Watched(Wrapped):
         out.mul_(1 + 0.1 * value_cache.isfinite().all())  # never asks the host: in a graph it is as wrong
 
 
+class LargestOfOutputs(Wrapped):
+    """Leaves the larger of its LSE and what lay there, which NaN never is."""
+
+    def launch(self, query: Any, key_cache: Any, value_cache: Any, out: Any, lse: Any) -> None:
+        before = lse.clone()
+        super().launch(query, key_cache, value_cache, out, lse)
+        lse.copy_(torch.fmax(before, lse))
+
+
 class OwnJudge(Wrapped):
     """Leaves zeros, and finds them right."""
 
@@ -136,6 +145,15 @@ class OwnJudge(Wrapped):
         out.zero_()
         lse.zero_()
         torch.Tensor.norm = torch.Tensor.abs = lambda tensor, *_, **__: tensor * 0  # type: ignore[assignment,method-assign]
+
+
+class Flushed(Wrapped):
+    """Flushes to 0 what is subnormal, as arithmetic may where a copy may not."""
+
+    def launch(self, key: Any, value: Any, key_cache: Any, value_cache: Any) -> None:
+        least = torch.finfo(key.dtype).smallest_normal
+        flushed = (torch.where(new.abs() < least, new * 0, new) for new in (key, value))
+        super().launch(*flushed, key_cache, value_cache)
 
 
 def stale(spec: AttentionSpec) -> Wrapped:
@@ -162,9 +180,17 @@ def watched(spec: AttentionSpec) -> Wrapped:
     return Watched(torch_gather.prepare(spec))
 
 
+def largest_of_outputs(spec: AttentionSpec) -> Wrapped:
+    return LargestOfOutputs(torch_gather.prepare(spec))
+
+
 def own_judge(spec: AttentionSpec) -> Wrapped:
     return OwnJudge(torch_gather.prepare(spec))
 
 
 def first_slots(spec: CacheWriteSpec) -> Wrapped:
     return FirstPlan(torch_cache_write.prepare(spec))
+
+
+def flushed_writes(spec: CacheWriteSpec) -> Wrapped:
+    return Flushed(torch_cache_write.prepare(spec))

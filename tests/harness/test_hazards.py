@@ -19,6 +19,7 @@ from harness.ops.block_copy import BlockCopyCase, waves
 from harness.ops.cache_write import CacheWriteCase
 from harness.ops.layouts import CONTIGUOUS, HND
 from harness.ops.needles import needle_positions
+from impls import torch_cache_write
 
 FAMILIES = (PLAIN, NEEDLES, TIMED)
 DECODE = AttentionCase(
@@ -299,6 +300,30 @@ def test_scattered_writes_go_anywhere_and_runs_in_order():
     in_order = runs[runs >= 0]
     assert all(b == a + 1 for a, b in itertools.pairwise(in_order) if a % 4 != 3)
     assert not all(b == a + 1 for a, b in itertools.pairwise(scattered))
+
+
+ARITHMETIC = {
+    "nothing": lambda new: new,
+    "clamped": lambda new: new.clamp(-1000, 1000),
+    "not NaN": lambda new: new.nan_to_num(0.0, math.inf, -math.inf),
+    "another NaN": lambda new: new.where(~new.isnan(), math.nan),
+    "no subnormals": lambda new: new.where(new.abs() >= torch.finfo(new.dtype).smallest_normal, new * 0),
+    "no -0": lambda new: new + 0.0,
+}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("what", ARITHMETIC)
+def test_a_write_is_a_copy(what, dtype):
+    """Arithmetic that ordinary numbers pass unharmed changes some bit of what is written."""
+    case = dataclasses.replace(WRITE, dtype=dtype)
+    staged = build(case).stage(HND)
+    prepared = torch_cache_write.prepare(operator(case.op).spec(case, HND, "cpu", {}))
+    prepared.plan(staged.step)
+    key, value, *caches = staged.arguments(0)
+    prepared.launch(key, ARITHMETIC[what](value), *caches)
+
+    assert staged.judge(0, frozenset()).passed == (what == "nothing")
 
 
 def test_copies_are_disjoint_unless_chained():

@@ -22,7 +22,7 @@ from harness.options import Options
 from harness.record import parse_line
 from harness.registry import Entry, Impl, Limits, Registry, Unsupported
 from harness.session import Session, tasks
-from impls import torch_block_copy, torch_gather, torch_read
+from impls import numpy_online, torch_block_copy, torch_contiguous, torch_gather, torch_read
 
 CASE = AttentionCase(
     name="tiny.decode", num_q_heads=4, num_kv_heads=2, head_dim=16, block_size=4, seq_lens=(5, 9, 0), dtype="f32"
@@ -140,6 +140,26 @@ class RemembersByALook(RemembersByAddress):
 
     def look(self, query, key_cache, value_cache, out, lse):
         return key_cache.data_ptr(), str(value_cache[:, 0, 0, 0].tolist())
+
+
+class RemembersByKey(Right):
+    """Reads the values anew, and the keys once for each key cache it is shown after a plan."""
+
+    def plan(self, step):
+        super().plan(step)
+        self.keys = {}
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        known = self.keys.setdefault(key_cache.data_ptr(), key_cache.clone())
+        super().launch(query, known, value_cache, out, lse)
+
+
+class Idles(Right):
+    """Does nothing where something finite lies in its output."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        if not out.isfinite().all():
+            super().launch(query, key_cache, value_cache, out, lse)
 
 
 class WearsOut(Right):
@@ -261,6 +281,7 @@ TOYS = {
     "reshapes": Reshapes,
     "plans_once": PlansOnce, "remembers": Remembers, "remembers_once_timed": RemembersOnceTimed,
     "remembers_by_address": RemembersByAddress, "remembers_by_a_look": RemembersByALook,
+    "remembers_by_key": RemembersByKey, "idles": Idles,
     "wears_out": WearsOut, "late_once_worn": LateOnceWorn, "oddities": Oddities,
     **{f"raises_in_{where}": raising(where, ValueError(f"no luck in {where}")) for where in ("prepare", "plan", "launch")},
     **{f"unsure_in_{where}": raising(where, Unsupported(f"not with this {where}")) for where in ("prepare", "plan", "launch")},
@@ -424,25 +445,35 @@ def test_a_tensor_that_is_resized_is_nobody_elses():
     assert (right.row, right.status) == ("toy.right[HND]", "ok")
 
 
-@pytest.mark.parametrize("how", ["address", "a_look"])
+@pytest.mark.parametrize("how", ["address", "a_look", "key"])
 def test_an_answer_remembered_by_address_is_wrong(how):
     """What was timed is changed under its own addresses, so that nothing can be gathered ahead of time."""
     record, right = measure(toy(f"remembers_by_{how}"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
 
     assert record.status == "wrong"
-    assert "other values at the same addresses" in record.reason
+    assert "other keys and values at the same addresses" in record.reason
+    assert right.status == "ok"
+
+
+def test_who_does_nothing_the_second_time_is_wrong():
+    """A timer would find it free; every other launch that is judged finds NaN in its outputs."""
+    record, right = measure(toy("idles"), toy("right"), options=dataclasses.replace(QUICK, relations="none"))
+
+    assert record.status == "wrong"
+    assert record.reason.startswith("timed launches, set ")
     assert right.status == "ok"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 @pytest.mark.parametrize("layout", PAGED, ids=str)
-def test_values_are_mirrored_and_back_bit_for_bit(layout, dtype):
+@pytest.mark.parametrize("which", [0, 1], ids=["key", "value"])
+def test_keys_and_values_are_mirrored_and_back_bit_for_bit(layout, dtype, which):
     """Every sign bit of one head and no other bit, also of NaN: a row that was mirrored has not changed its inputs."""
     staged = AttentionOperator().build(dataclasses.replace(CASE, dtype=dtype), PLAIN, layers=1, device="cpu").stage(layout)
     integers = {"f32": torch.int32}.get(dtype, torch.int16)
 
     def canonical():
-        return staged.layout.restore(*staged.caches[0])[1].view(integers)
+        return staged.layout.restore(*staged.caches[0])[which].view(integers)
 
     before = canonical().clone()
     staged.mirror(0)
@@ -455,6 +486,43 @@ def test_values_are_mirrored_and_back_bit_for_bit(layout, dtype):
     staged.mirror(0)
 
     assert torch.equal(canonical(), before)
+
+
+MIRRORED = {
+    "decode": {},
+    "chunked": {"q_lens": (3, 2, 0, 0)},
+    "window": {"window": 4},
+    "softcap": {"softcap": 1.5},
+    "alibi and sinks": {"alibi": True, "sinks": True},
+    "e4m3": {"kv_dtype": "e4m3", "kv_scales": "head"},
+    "e5m2": {"kv_dtype": "e5m2"},
+    "prefix": {"prefix": ((0, 0), (0, 4), (0, 4), (0, 0))},
+}
+
+
+@pytest.mark.parametrize(
+    ("added", "layout"), [*((added, layout) for added in MIRRORED for layout in (HND, NHD)), ("decode", CONTIGUOUS)], ids=str
+)
+def test_what_is_mirrored_has_its_own_truth(added, layout):
+    """What is right on the mirrored tensors passes; what was right before does not."""
+    case = dataclasses.replace(CASE, **{"seq_lens": (5, 9, 16, 0), "q_lens": (), **MIRRORED[added]})
+    prepare = torch_contiguous.prepare if layout is CONTIGUOUS else numpy_online.prepare
+    staged = AttentionOperator().build(case, PLAIN, layers=1, device="cpu").stage(layout)
+    prepared = prepare(AttentionOperator().spec(case, layout, "cpu", {}))
+
+    def launch():
+        prepared.plan(staged.step)
+        prepared.launch(*staged.arguments(0), **staged.keywords(0))
+        return staged.judge(0, frozenset()).passed
+
+    assert launch()
+    before = staged.outs[0].clone()
+    staged.mirror(0)
+    assert not staged.judge(0, frozenset()).passed
+    assert launch()
+    staged.mirror(0)
+    assert launch()
+    assert torch.equal(staged.outs[0], before)
 
 
 def test_a_case_that_asks_for_right_or_wrong_is_not_timed():

@@ -32,6 +32,7 @@ CASE = AttentionCase(
     name="tiny.decode", num_q_heads=4, num_kv_heads=2, head_dim=16, block_size=4, seq_lens=(5, 9, 16, 0), dtype="f32"
 )
 CHUNKED = dataclasses.replace(CASE, name="tiny.chunked", seq_lens=(7,), q_lens=(3,))
+ONE_ROW = dataclasses.replace(CASE, name="tiny.one_row", seq_lens=(7,), q_lens=(), num_q_heads=1, num_kv_heads=1)
 NO_GPU = "not run: there is no GPU"
 
 
@@ -110,6 +111,28 @@ class OneBuffer(Right):
         self.last = lse
 
 
+class ReadsOutputs(Right):
+    """What lies in the outputs before a launch changes what it leaves, unless it is NaN; `how` says in which way."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        old_out, old_lse = out.clone(), lse.clone()
+        super().launch(query, key_cache, value_cache, out, lse)
+        self.how(old_out, old_lse, out, lse)
+
+
+def reading(how):
+    return type("Toy", (ReadsOutputs,), {"how": lambda self, *tensors: how(*tensors)})
+
+
+#: kernels that take an output for theirs where it is finite, as it never is before a checked launch
+STALE = {
+    "largest_lse": reading(lambda old_out, old_lse, out, lse: lse.copy_(torch.fmax(old_lse, lse))),
+    "accumulates": reading(lambda old_out, old_lse, out, lse: out.add_(old_out.nan_to_num(0.0))),
+    "written_already": reading(lambda old_out, old_lse, out, lse: out.copy_(out.where(old_out.isnan(), old_out))),
+    "doubles": reading(lambda old_out, old_lse, out, lse: out.mul_(1 if old_out.isnan().any() else 2)),
+}
+
+
 class ByAddress(Right):
     """Plans once for tables at one address."""
 
@@ -172,6 +195,7 @@ FAULTS = {
     "clean_pool": erring(lambda toy, query, key_cache: not key_cache.isnan().any()),
     "same_addresses": ByAddress,
     "batch_order": erring(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
+    "smaller_step": erring(lambda toy, *_: toy.step.num_seqs < toy.spec.max_num_seqs),
     "shared_prefix": erring(lambda toy, *_: shares(toy)),
     "layers": Remembers,
     "halves": erring(lambda toy, *_: toy.step.host_seq_lens.max() <= 8),
@@ -188,13 +212,16 @@ BITS = {
     "clean_pool": rounding(lambda toy, query, key_cache: not key_cache.isnan().any()),
     "same_addresses": rounding(lambda toy, *_: toy.launches == 3),
     "batch_order": rounding(lambda toy, *_: toy.step.host_seq_lens[0] == 0),
+    "smaller_step": rounding(lambda toy, *_: toy.step.num_seqs < toy.spec.max_num_seqs),
     "shared_prefix": rounding(lambda toy, *_: shares(toy)),
     "layers": rounding(lambda toy, *_: toy.launches == 4),
     "strided_query": rounding(lambda toy, query, key_cache: not query.is_contiguous()),
     "strided_cache": rounding(lambda toy, query, key_cache: not key_cache.is_contiguous()),
 }
 FEATURED = {"featured": Featured, "featured_errs": type("Toy", (Featured,), {"errs": True})}
-TOYS = {**FAULTS, **FEATURED, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses}
+TOYS = {
+    **FAULTS, **STALE, **FEATURED, **{f"bits_{name}": toy for name, toy in BITS.items()}, "right": Right, "refuses": Refuses,
+}  # fmt: skip
 
 
 def __getattr__(name):
@@ -231,6 +258,74 @@ def test_each_relation_finds_its_fault(name, layout, monkeypatch):
     assert why
     assert why.startswith(f"relation {name}: ")
     assert note == {name: why.replace(f"relation {name}", "broken")}
+
+
+@pytest.mark.parametrize("case", [CASE, CHUNKED, ONE_ROW], ids=str)
+@pytest.mark.parametrize("name", STALE)
+def test_who_reads_what_lies_in_its_outputs_is_wrong(name, case):
+    """An engine's outputs hold the step before, not NaN."""
+    _, why = hold(toy(name), case)
+
+    assert why.startswith("relation repeat: ")
+
+
+@pytest.mark.parametrize("name", ["two_plans", "same_addresses", "shared_prefix"])
+def test_another_batch_is_judged_not_only_compared(name, monkeypatch):
+    """Who is wrong on every other batch in the same way agrees with itself."""
+    class Others(Right):
+        """Right on the values that it first met."""
+
+        seen = None
+
+        def launch(self, query, key_cache, value_cache, out, lse):
+            super().launch(query, key_cache, value_cache, out, lse)
+            behind = value_cache.nan_to_num(0.0).sum().item()
+            self.seen = behind if self.seen is None else self.seen
+            out.mul_(1 if behind == self.seen else 1.01)
+
+    monkeypatch.setitem(TOYS, "others", Others)
+    _, why = hold(toy("others"), only=name, monkeypatch=monkeypatch)
+
+    assert why.startswith(f"relation {name}: another batch, alone: ")
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        lambda toy, query, _: len(query) != toy.spec.max_num_tokens,
+        lambda toy, *_: toy.step.host_seq_lens.max() != toy.spec.max_seq_len,
+    ],
+    ids=["tokens", "longest"],
+)
+def test_who_takes_what_was_prepared_for_as_what_is_there_is_wrong(capacity, monkeypatch):
+    """Steps of an engine are smaller than the largest one."""
+    monkeypatch.setitem(TOYS, "capacity", erring(capacity))
+    _, why = hold(toy("capacity"), only="smaller_step", monkeypatch=monkeypatch)
+
+    assert why.startswith("relation smaller_step: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"seq_lens": (9,), "q_lens": ()}, "there are fewer than two sequences"),
+        ({"seq_lens": (9, 5, 0), "q_lens": (1, 0, 1)}, "only the longest sequence has keys and query tokens"),
+    ],
+)
+def test_there_may_be_no_smaller_step(fields, why, monkeypatch):
+    """Without a sequence to leave out, or with nothing to attend to without it."""
+    case = dataclasses.replace(CASE, **fields)
+
+    held = hold(toy("right"), case, only="smaller_step", monkeypatch=monkeypatch)
+    assert held == ({"smaller_step": f"not run: {why}"}, None)
+
+
+def test_who_gives_no_lse_may_leave_it(monkeypatch):
+    """What lies there is nobody's answer."""
+    quiet = type("Toy", (Right,), {"launch": lambda self, *given: Right.launch(self, *given[:4], given[4].clone())})
+    monkeypatch.setitem(TOYS, "quiet", quiet)
+
+    assert hold(toy("quiet", lse=False), only="repeat", monkeypatch=monkeypatch) == ({"repeat": "bitwise"}, None)
 
 
 @pytest.mark.parametrize("layout", [HND, NHD, CONTIGUOUS], ids=str)
@@ -313,6 +408,71 @@ def test_an_error_of_its_own_is_no_wrong_answer():
 
     assert why is None
     assert note["strided_query"] == note["strided_cache"] == "refused: ValueError: tensors must be contiguous"
+
+
+def strictly(error):
+    """Raises `error` where a tensor is not contiguous."""
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        if not (query.is_contiguous() and key_cache.is_contiguous()):
+            raise error
+        Right.launch(self, query, key_cache, value_cache, out, lse)
+
+    return type("Toy", (Right,), {"launch": launch})
+
+
+@pytest.mark.parametrize("name", ["strided_query", "strided_cache"])
+@pytest.mark.parametrize("error", [
+    NotImplementedError("no"), Unsupported("no"), AssertionError(), RuntimeError("query must have a contiguous last dimension"),
+], ids=repr)  # fmt: skip
+def test_it_is_an_error_that_says_so(error, name, monkeypatch):
+    """In the ways in which libraries do."""
+    monkeypatch.setitem(TOYS, "strict", strictly(error))
+    note, why = hold(toy("strict"), only=name, monkeypatch=monkeypatch)
+
+    assert why is None
+    assert note[name].startswith(f"refused: {type(error).__name__}")
+
+
+@pytest.mark.parametrize("name", ["strided_query", "strided_cache"])
+@pytest.mark.parametrize("error", [IndexError("index 9 is out of range"), RuntimeError("misaligned address")], ids=repr)
+def test_a_crash_is_no_refusal(error, name, monkeypatch):
+    """Who falls over a stride does not say that it takes none."""
+    monkeypatch.setitem(TOYS, "crashes", strictly(error))
+    _, why = hold(toy("crashes"), only=name, monkeypatch=monkeypatch)
+
+    assert why == f"relation {name}: raised {type(error).__name__}: {error}"
+
+
+class Overruns(Right):
+    """Where strides are wide, it writes past LSE, or `what` it was given to read."""
+
+    what = None
+
+    def launch(self, query, key_cache, value_cache, out, lse):
+        super().launch(query, key_cache, value_cache, out, lse)
+        if query.is_contiguous() and key_cache.is_contiguous():
+            return
+        if self.what is None:
+            lse.as_strided((lse.numel() + 1,), (1,))[-1] = 0.0
+        else:
+            (query, key_cache)[self.what][0, 0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "why"),
+    [
+        ("strided_query", None, "guard: wrote 4 bytes past the end of lse"),
+        ("strided_cache", None, "guard: wrote 4 bytes past the end of lse"),
+        ("strided_query", 0, "changed its input: query"),
+        ("strided_cache", 1, "changed its input: key_cache"),
+    ],
+)
+def test_launches_on_strides_are_guarded_as_others(name, what, why, monkeypatch):
+    """What surrounds their outputs and what they read is looked at."""
+    monkeypatch.setitem(TOYS, "overruns", type("Toy", (Overruns,), {"what": what}))
+
+    assert hold(toy("overruns"), only=name, monkeypatch=monkeypatch)[1] == f"relation {name}: {why}"
 
 
 def test_limits_bound_what_is_varied():
