@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
 TILES = (0, 64, 128)        # that may be asked for
 MOST_WARPGROUPS = 2         # of a CTA that multiply
-STAGES = range(8, 1, -1)    # of the rings: as many as fit
+RING_BYTES = 128 * 1024     # of keys and values: more was slower where it was measured, docs/kernels.md
 ON_THEIR_WAY = 64 * 1024    # bytes of parcels
 ITEM_BYTES = 80             # of segments.cuh, at most
 
@@ -96,7 +96,7 @@ def plan_warpgroups(shape: Shape, spec: AttentionSpec, arch: str) -> Warpgroups 
     if products == "warps" or why or (products == "planned" and general.plan_rows(shape, asked)[2] == 1):
         return None
     stages, tile = spec.params.get("stages", 0), spec.params.get("tile", 0)
-    bulk, numbers = spec.params.get("copy") == "bulk", (stages,) if stages else STAGES
+    bulk, numbers = spec.params.get("copy") == "bulk", (stages,) if stages else ()
     found = fitting(shape, asked, spec.max_num_seqs, SHARED_LIMIT[arch], numbers, tile, bulk)
     if found is None and products == "warpgroups":
         room = f"a ring beside {spec.max_num_seqs} sequences in {SHARED_LIMIT[arch]} bytes of shared memory"
@@ -105,16 +105,18 @@ def plan_warpgroups(shape: Shape, spec: AttentionSpec, arch: str) -> Warpgroups 
 
 
 def fitting(
-    shape: Shape, asked: general.Asked, max_num_seqs: int, shared_limit: int, stages: Iterable[int] = STAGES, tile: int = 0,
+    shape: Shape, asked: general.Asked, max_num_seqs: int, shared_limit: int, stages: Iterable[int] = (), tile: int = 0,
     bulk: bool = False,
 ) -> Warpgroups | None:
-    """With the first of `stages` for which shared memory has room, or None."""
+    """With the first of `stages` for which shared memory has room, or None. None given are as many as RING_BYTES hold."""
     rows = shape.group * asked.queries
     warpgroups = min(math.ceil(rows / 64), MOST_WARPGROUPS)
     query = "registers" if warpgroups == 1 and shape.head_dim <= 128 else "shared"  # where there are some left
-    for number in stages:
+    for number in stages or range(8, 1, -1):
         with contextlib.suppress(Unsupported):
             tiles = plan_tiles(shape.head_dim, {"warpgroups": warpgroups, "tile": tile, "stages": number, "query": query})
+            if not stages and number > 2 and 4 * number * tiles.tile * shape.head_dim > RING_BYTES:
+                continue
             parcels = ON_THEIR_WAY // (tiles.tile * shape.head_dim) if bulk else 0
             found = Warpgroups(tiles=tiles, parts=math.ceil(rows / tiles.rows), parcels=parcels)
             if shared_bytes(shape, asked, found, max_num_seqs) + STATIC_BYTES <= shared_limit:

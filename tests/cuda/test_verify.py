@@ -61,7 +61,7 @@ def test_a_warpgroup_has_64_rows(group, queries, warpgroups, parts):
     assert found.heads * (found.parts - 1) < group * queries <= found.heads * found.parts
 
 
-@pytest.mark.parametrize(("max_num_seqs", "stages"), [(32, 3), (1024, 3), (1100, 2), (8192, None)])
+@pytest.mark.parametrize(("max_num_seqs", "stages"), [(32, 2), (1024, 2), (1100, 2), (8192, None)])
 def test_the_list_of_sequences_leaves_room_for_stages(max_num_seqs, stages):
     """At least two, else warps do it."""
     found = plan(dataclasses.replace(G, max_num_seqs=max_num_seqs))

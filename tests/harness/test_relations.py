@@ -585,10 +585,11 @@ class Captured:
 
 
 @pytest.mark.parametrize("layout", [HND, NHD], ids=str)
-@pytest.mark.parametrize("follows", [True, False])
-def test_a_replay_that_does_not_follow_its_plan_is_found(follows, layout, monkeypatch):
+@pytest.mark.parametrize(("follows", "windowed"), [(True, False), (False, False), (True, True)])
+def test_a_replay_that_does_not_follow_its_plan_is_found(follows, windowed, layout, monkeypatch):
     """An engine plans anew before each replay; who reads the lengths of the capture is wrong."""
     monkeypatch.setattr(Subject, "require_cuda", lambda subject: None)
+    case = dataclasses.replace(CASE, window=6) if windowed else CASE
 
     def graph():
         made = Captured(Captured.prepared, follows)
@@ -601,7 +602,8 @@ def test_a_replay_that_does_not_follow_its_plan_is_found(follows, layout, monkey
     monkeypatch.setattr(Impl, "load", load)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    note, why = hold(toy("right", replays=True), layout=layout, only="replay", monkeypatch=monkeypatch)
+    limits = Limits(features={"window"})
+    note, why = hold(toy("right", replays=True, limits=limits), case, layout, only="replay", monkeypatch=monkeypatch)
 
     assert (note["replay"] == "bitwise") == follows
     assert (why is None) == follows
