@@ -31,7 +31,7 @@ MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half 
 LOAD_SHARE = 2       # tiles of a warp, of a CTA's eight, from which on loads to registers beat cp.async into a ring
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
-SEQUENCE_BYTES = 128 * 1024  # of K and V that an SM reads while all its warps begin and end a sequence
+SEQUENCE_BYTES = 160 * 1024  # of K and V that an SM could read while all its warps begin and end a sequence
 MANY = 8             # sequences of a CTA, from which on its warps make several teams, too
 SHORT_RUN = 2048     # bytes, below which bulk copies are slower than cp.async
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
@@ -261,6 +261,7 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout=swizzled, group=8), 1, bulk),
         (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk),
         (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk),
+        (Shape(layout=swizzled, block_size=1), 1, "async"),
         (Shape(group=8), 8, "async"),
         (Shape(layout="NHD", group=16), 1, "async"),
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),

@@ -306,8 +306,8 @@ def test_many_short_sequences_take_more_shares_than_their_tiles_do():
 @pytest.mark.parametrize(
     ("changes", "gap"),
     [
-        ({}, 8), ({"layout": HND}, 5), ({"params": {"team": 8}}, 16), ({"head_dim": 256}, 4),
-        ({"layout": HND, "params": {"team": 12}}, 16),
+        ({}, 10), ({"layout": HND}, 7), ({"params": {"team": 8}}, 20), ({"head_dim": 256}, 5),
+        ({"layout": HND, "params": {"team": 12}}, 20),
     ],
     ids=str,
 )
