@@ -77,15 +77,17 @@ struct Workspace {
 // The shares that hold parts of one sequence, for one head.
 struct Spread {
     int first_column, last_column, lane, lanes;
+    bool begins_share;    // the sequence begins where share first_column does
 
-    __device__ Spread(const Shares& shares, int first, int tiles, int lane)
-        : first_column(shares.first_column(first, tiles)), last_column(shares.last_column(first, tiles)), lane(lane), lanes(shares.lanes) {}
+    __device__ Spread(const Shares& shares, int first, int past, int lane)
+        : first_column(shares.column_of(first)), last_column(shares.column_of(past - 1)), lane(lane), lanes(shares.lanes),
+          begins_share(shares.begin(first_column) == first) {}
 
     __device__ int count() const { return last_column - first_column + 1; }
 
-    // Where the partials of `column` are: place 0 of its team for a sequence that began before the share, 1 for one that begins in it.
+    // Where the partials of `column` are: place 0 of its team for what begins the share, 1 for what begins inside.
     __device__ int place(int column) const {
-        return (column * lanes + lane) * 2 + (column == first_column ? 1 : 0);
+        return (column * lanes + lane) * 2 + (column == first_column && !begins_share ? 1 : 0);
     }
 };
 

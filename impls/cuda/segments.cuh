@@ -8,7 +8,6 @@
 
 constexpr unsigned kAll = 0xffffffffu;
 static_assert(kTeam == 4 && kCrew == 4, "PA_TEAM and PA_CREW must be 4: each warpgroup merges rows of its own");
-static_assert(kGap == 0, "PA_GAP must be 0: segments follow one another");
 
 // What a CTA works on; as it lies in shared memory.
 struct Item {
@@ -47,7 +46,7 @@ struct Segments {
         : shares(shares), prefix(prefix), query_start_loc(query_start_loc), lane(lane), column(blockIdx.x / shares.lanes),
           lane_of_heads(blockIdx.x % shares.lanes) {
         const bool there = column < shares.columns;
-        position = there ? shares.cut(column) : 0, end = there ? shares.cut(column + 1) : 0;
+        position = there ? shares.begin(column) : 0, end = there ? shares.begin(column + 1) : 0;
     }
 
     // Write the next segment to `to`, by one lane. The number is of no use.
@@ -56,16 +55,16 @@ struct Segments {
             if (lane == 0) to->first_row = -1;
             return;
         }
-        const Segment segment = shares.at(position, end);
+        const Segment segment = shares.find(position, end);
         position = segment.end;
         if (lane != 0) return;
         const Sequence& sequence = shares.sequences[segment.seq];
-        const int tiles = tiles_of(sequence), part = segment.round * shares.lanes + lane_of_heads;
-        const Spread spread(shares, segment.first, tiles, lane_of_heads);
+        const int past = segment.first + tiles_of(sequence), part = segment.round * shares.lanes + lane_of_heads;
+        const Spread spread(shares, segment.first, past, lane_of_heads);
         const Left left(prefix, segment.seq, sequence);
         *to = {segment.seq, __ldg(query_start_loc + segment.seq), sequence.num_queries(),
                shares.token_of(segment, segment.begin), min(shares.token_of(segment, segment.end), sequence.num_tokens),
                sequence.num_tokens - sequence.num_queries() + 1, part, part / kParts, part % kParts * kRows, spread.place(column),
-               segment.end - segment.begin == tiles && left.begin == left.past, spread, left};
+               segment.begin == segment.first && segment.end == past && left.begin == left.past, spread, left};
     }
 };

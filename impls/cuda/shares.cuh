@@ -4,12 +4,10 @@
 //   part      query rows of one KV head that are taken at once; all of a group up to 16, of several tokens up to 64
 //   crew      kCrew warps that take a part's tiles together, each for rows of its own; one warp up to 32 rows
 //   tile      kTile tokens of one sequence, the last one perhaps fewer, for one part; none that no query token sees
-//   gap       what it costs to begin and to end a sequence, in tiles: so many positions without a tile follow each on the line
-//   line      all tiles and gaps of all sequences for one part, in order, then (`rounds` times) for the part `lanes` further on
+//   line      all tiles of all sequences for one part, in order, then (`rounds` times) for the part `lanes` further on
 //   lanes     parts that walk the same line side by side, so that heads of a block are read at about the same time; a few teams
 //             may be left over, and have no share
-//   share     an equal piece of a line: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part. It has as
-//             much of a sequence's tiles as of its tiles and gap: sequences of one length are cut as if there were no gaps
+//   share     an equal piece of a line: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
 //   segment   what a share holds of one sequence
 //
 // Nothing depends on the host but how many teams there are: a captured launch stays right when lengths change.
@@ -26,7 +24,6 @@ constexpr int kHeads = kRows;           // of one query token
 constexpr int kWarps = PA_WARPS;        // of a CTA
 constexpr int kTeam = PA_TEAM;          // warps of a team: its crews take the tiles of a share in turn
 constexpr int kCrew = PA_CREW;          // warps of a crew
-constexpr int kGap = PA_GAP;            // positions
 
 constexpr int kParts = (kGroup * kQueries + kRows - 1) / kRows;    // of a KV head's query rows
 constexpr int kThreads = kWarps * 32;
@@ -45,20 +42,20 @@ constexpr Role kRole = ALONE;
 #endif
 
 template <bool kSeveral> struct alignas(8) SequenceOf {
-    int start;         // position of its first tile, in the first round
+    int first_tile;    // tiles of all sequences before it
     int num_tokens;    // 0 without a query token
 
-    __device__ SequenceOf(int start, int num_tokens, int, int) : start(start), num_tokens(num_tokens) {}
+    __device__ SequenceOf(int first_tile, int num_tokens, int, int) : first_tile(first_tile), num_tokens(num_tokens) {}
     __device__ int num_queries() const { return 1; }
     __device__ int first() const { return 0; }
 };
 template <> struct alignas(16) SequenceOf<true> {
-    int start, num_tokens;
+    int first_tile, num_tokens;
     int queries;         // query tokens
     int first_token;     // that is its own, or its part's; a multiple of kTile
 
-    __device__ SequenceOf(int start, int num_tokens, int queries, int first_token)
-        : start(start), num_tokens(num_tokens), queries(queries), first_token(first_token) {}
+    __device__ SequenceOf(int first_tile, int num_tokens, int queries, int first_token)
+        : first_tile(first_tile), num_tokens(num_tokens), queries(queries), first_token(first_token) {}
     __device__ int num_queries() const { return queries; }
     __device__ int first() const { return first_token; }
 };
@@ -73,14 +70,13 @@ __device__ inline int tiles_of(const Sequence& sequence) {
     return (sequence.num_tokens + kTile - 1) / kTile - first_seen(sequence) / kTile;
 }
 
-// List `sequences` [num_seqs + 1] in shared memory, for all threads to read; the last one ends the list. All threads call it, and
-// are told how many have a tile. `firsts` [num_seqs] are first tokens, where prefixes are shared.
-__device__ inline int list_sequences(
+// List `sequences` [num_seqs + 1] in shared memory, for all threads to read; the last one ends the list. All threads call it.
+// `firsts` [num_seqs] are first tokens, where prefixes are shared.
+__device__ inline void list_sequences(
     Sequence* sequences, const int* seq_lens, const int* query_start_loc, int num_seqs, const int* firsts = nullptr) {
-    __shared__ int by_warp[kWarps], present_by_warp[kWarps];
+    __shared__ int by_warp[kWarps];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int before = 0;    // positions of earlier turns
-    int present = 0;
+    int before = 0;    // tiles of earlier turns
     for (int begin = 0; begin <= num_seqs; begin += kThreads) {
         const int seq = begin + threadIdx.x;
         int num_tokens = 0, num_queries = 0, first = 0;
@@ -92,27 +88,25 @@ __device__ inline int list_sequences(
             // A sequence that has become shorter than what it shared is all its own.
             if constexpr (kRole == OWN) first = num_tokens - num_queries >= first ? first : 0;
         }
-        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries, first)), extent = tiles > 0 ? tiles + kGap : 0;
-        int sum = extent;    // of the lanes up to this one
+        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries, first));
+        int sum = tiles;    // of the lanes up to this one
         for (int offset = 1; offset < 32; offset *= 2) {
             const int below = __shfl_up_sync(0xffffffffu, sum, offset);
             if (lane >= offset) sum += below;
         }
-        const int num_present = __popc(__ballot_sync(0xffffffffu, tiles > 0));
-        if (lane == 31) by_warp[warp] = sum, present_by_warp[warp] = num_present;
+        if (lane == 31) by_warp[warp] = sum;
         __syncthreads();
         int past = before;
         for (int w = 0; w < kWarps; ++w) {
             if (w < warp) past += by_warp[w];
-            before += by_warp[w], present += present_by_warp[w];
+            before += by_warp[w];
         }
-        if (seq <= num_seqs) sequences[seq] = Sequence(past + sum - extent, num_tokens, num_queries, first);
+        if (seq <= num_seqs) sequences[seq] = Sequence(past + sum - tiles, num_tokens, num_queries, first);
         __syncthreads();    // the list is there, and by_warp may be overwritten
     }
-    return present;
 }
 
-// Positions count the tiles and gaps of a line.
+// Positions count the tiles of a line.
 struct Segment {
     int seq, round;
     int first;         // position of the sequence's first tile
@@ -122,31 +116,22 @@ struct Segment {
 struct Shares {
     const Sequence* sequences;
     int num_seqs;
-    int period;     // positions of a round
+    int num_tiles;    // of all sequences
     int lanes;
-    int columns;    // shares that a line is cut into; where sequences are short some may have no tile
-    int shorter;    // positions of a share; the first `longer` of them have one more
+    int columns;      // shares that a line is cut into; each holds at least one tile
+    int shorter;      // tiles of a share; the first `longer` of them have one more
     int longer;
 
-    // `present` of the sequences have a tile.
-    __device__ Shares(const Sequence* sequences, int num_seqs, int present, int lanes, int rounds, int num_teams)
-        : sequences(sequences), num_seqs(num_seqs), period(sequences[num_seqs].start), lanes(lanes) {
-        const int length = period * rounds, tiles = length - present * kGap * rounds;
-        columns = max((tiles + kCrews - 1) / kCrews, present * rounds);    // a tile for each crew, or a sequence, is a share
-        // In so many positions a sequence of two tiles or more has one, so that its shares follow one another.
-        const int shortest = present > 1 ? 1 + (kGap + 1) / 2 : (length + tiles - 1) / max(tiles, 1);
-        columns = min(min(columns, num_teams / lanes), length / max(shortest, 1));
+    __device__ Shares(const Sequence* sequences, int num_seqs, int lanes, int rounds, int num_teams)
+        : sequences(sequences), num_seqs(num_seqs), num_tiles(sequences[num_seqs].first_tile), lanes(lanes) {
+        const int length = num_tiles * rounds;
+        columns = min(num_teams / lanes, (length + kCrews - 1) / kCrews);    // a tile for each crew before another share
         shorter = length / max(columns, 1), longer = length - shorter * columns;
     }
 
-    // The columns of a sequence of `tiles`, the first of them at position `first`.
-    __device__ int first_column(int first, int tiles) const { return column_at(first + (kGap + tiles - 1) / tiles); }
-    __device__ int last_column(int first, int tiles) const { return column_at(first + tiles + kGap - 1); }
-
-    // Where the line is cut for share `column`, and into which of the pieces `position` falls. A share begins at the tile there.
-    __device__ int cut(int column) const { return column * shorter + min(column, longer); }
-    __device__ int begin(int column) const { return at(cut(column), cut(column)).begin; }
-    __device__ int column_at(int position) const {
+    // Where share `column` begins, and the share that `position` is in.
+    __device__ int begin(int column) const { return column * shorter + min(column, longer); }
+    __device__ int column_of(int position) const {
         const int first_shorter = longer * (shorter + 1);
         return position < first_shorter ? position / (shorter + 1) : longer + (position - first_shorter) / shorter;
     }
@@ -156,28 +141,25 @@ struct Shares {
         return (position - segment.first + first_seen(sequences[segment.seq]) / kTile) * kTile;
     }
 
-    // The segment that begins where `position` of the line cuts a sequence, of a share that ends at `end`.
-    __device__ Segment at(int position, int end) const {
-        const int round = position / period, place = position % period;
-        int seq = 0;    // the last sequence that begins at or before the place; empty ones are passed over
+    // The segment that begins at `position`, of a share that ends at `end`.
+    __device__ Segment find(int position, int end) const {
+        const int round = position / num_tiles, tile = position % num_tiles;
+        int seq = 0;    // the last sequence that begins at or before the tile; empty ones are passed over
         for (int past = num_seqs; past - seq > 1;) {
             const int middle = (seq + past) / 2;
-            if (sequences[middle].start <= place) seq = middle; else past = middle;
+            if (sequences[middle].first_tile <= tile) seq = middle; else past = middle;
         }
-        const int inside = place - sequences[seq].start, past = sequences[seq + 1].start - sequences[seq].start;
-        const int tile = inside - (inside * kGap + past - 1) / past;    // inside * tiles / past
-        return make(seq, round, round * period + sequences[seq].start + tile, end);
+        return make(seq, round, position, end);
     }
-    // The next one, of a share that ends at `end`; it begins at or past that where there is none.
     __device__ Segment after(const Segment& segment, int end) const {
         int seq = segment.seq, round = segment.round;
         do {
             if (++seq == num_seqs) seq = 0, ++round;
         } while (sequences[seq].num_tokens == 0);
-        return make(seq, round, round * period + sequences[seq].start, end);
+        return make(seq, round, segment.end, end);
     }
     __device__ Segment make(int seq, int round, int begin, int end) const {
-        const int origin = round * period;
-        return {seq, round, origin + sequences[seq].start, begin, min(origin + sequences[seq + 1].start - kGap, end)};
+        const int origin = round * num_tiles;
+        return {seq, round, origin + sequences[seq].first_tile, begin, min(origin + sequences[seq + 1].first_tile, end)};
     }
 };

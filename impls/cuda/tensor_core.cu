@@ -41,9 +41,9 @@ static_assert(kRingBytes + sizeof(Partials) == PA_WARP_BYTES, "PA_WARP_BYTES mus
 __device__ __forceinline__ void finish(
     Partials* partials, const Shares& shares, const Segment& segment, const Workspace& workspace, int column, int lane_of_heads,
     int team, int num_heads, unsigned* arrived, Scalar* out, float* lse) {
-    const int thread = threadIdx.x % (kTeam * 32), tiles = tiles_of(shares.sequences[segment.seq]);
-    const bool whole = segment.end - segment.begin == tiles;
-    const Spread spread(shares, segment.first, tiles, lane_of_heads);
+    const int thread = threadIdx.x % (kTeam * 32), past = segment.first + tiles_of(shares.sequences[segment.seq]);
+    const bool whole = segment.begin == segment.first && segment.end == past;
+    const Spread spread(shares, segment.first, past, lane_of_heads);
     const int place = spread.place(column);
     team_sync(team);
     for (int i = thread; i < num_heads * kQuads; i += kTeam * 32) {
@@ -92,20 +92,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
         publish_barriers();
     }
-    const int present = list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
+    list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_heads_kv = num_kv_heads * kParts;
-    const Shares shares(sequences, num_seqs, present, lanes, num_heads_kv / lanes, gridDim.x * kTeams);
+    const Shares shares(sequences, num_seqs, lanes, num_heads_kv / lanes, gridDim.x * kTeams);
     const int column = global_team / lanes, lane_of_heads = global_team % lanes;
     if (column < shares.columns) {
-        const int end = shares.begin(column + 1);
-        Segment segment = shares.at(shares.cut(column), end);
-        int position = segment.begin + warp % kTeam;    // the warp's: every kTeam-th, but for gaps
+        const int end = shares.begin(column + 1), begin = shares.begin(column);
+        Segment segment = shares.find(begin, end);
+        int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th
         Tiles tiles(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
             shares, segment, position, end, memory + warp * kRingBytes, barriers[warp], lane);
         const Workspace workspace = {sums, stats, arrived};
-        while (segment.begin < end) {
+        while (true) {
             const int heads = segment.round * lanes + lane_of_heads;    // which part of which KV head
             const int q_head = heads / kParts * kGroup + heads % kParts * kHeads;
             const int num_heads = min(kHeads, kGroup - heads % kParts * kHeads);
@@ -122,7 +122,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
                 all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team, num_heads,
                 arrived + (long long)segment.seq * num_heads_kv + heads,
                 out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head);
-            segment = shares.after(segment, end), position += kGap;
+            if (segment.end == end) break;
+            segment = shares.after(segment, end);
         }
     }
     write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride);

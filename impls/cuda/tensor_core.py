@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
 from impls.cuda import fragments, jit
@@ -24,16 +23,12 @@ from impls.cuda.toolkit import why_older
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec, AttentionStep
     from impls.cuda.prefix import Prefixes
-    from impls.cuda.tensor_core_general import Crews
 
 TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
 LOAD_SHARE = 2       # tiles of a warp, of a CTA's eight, from which on loads to registers beat cp.async into a ring
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
-SEQUENCE_BYTES = 160 * 1024  # of K and V that an SM could read while all its warps begin and end a sequence
-MANY = 8             # sequences of a CTA, from which on its warps make several teams, too
-SHORT_RUN = 2048     # bytes, below which bulk copies are slower than cp.async
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 
@@ -105,8 +100,7 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
 
 
 def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stages: int = 2) -> str:
-    """Bulk copies need runs of some length, which only a swizzled cache of not too small blocks has: rows of others are padded
-    one by one.
+    """Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one by one.
 
     Plain rows come by loads to registers where that was measured to be faster, and from LOAD_SHARE tiles a warp on; what other
     parts of a group are to read again is not asked to leave L2.
@@ -114,7 +108,7 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
     if not has_bulk_copies(arch):
         return "async"
     if shape.layout == HND_SWIZZLED.name:
-        return "bulk" if math.gcd(shape.block_size, TILE) * row_bytes(shape) >= SHORT_RUN else "async"
+        return "bulk"
     measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and stages == 2
     if not measured or share < LOAD_SHARE:
         return "async"
@@ -135,10 +129,8 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """All warps of a CTA, up to `most`, where shares are short and of few sequences, else half of them, up to 4; as measured,
-    docs/kernels.md."""
-    sequences = spec.max_num_seqs * spec.num_kv_heads * parts * most / num_warps
-    return max(min(most // 2, 4), 1) if count_tiles(spec, parts) / num_warps >= LONG_SHARE or sequences >= MANY else most
+    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md."""
+    return max(min(most // 2, 4), 1) if count_tiles(spec, parts) / num_warps >= LONG_SHARE else most
 
 
 def count_tiles(spec: AttentionSpec, parts: int) -> int:
@@ -146,16 +138,6 @@ def count_tiles(spec: AttentionSpec, parts: int) -> int:
     longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
     tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
     return tiles * spec.num_kv_heads * parts
-
-
-def count_gap(shape: Shape, teams: Teams | Crews, tile: int) -> int:
-    """What it costs a team to begin and to end a sequence, in tiles. A small team takes as long, but would read less."""
-    return round(SEQUENCE_BYTES * teams.team / teams.warps / (2 * tile * row_bytes(shape)))
-
-
-def row_bytes(shape: Shape) -> int:
-    """Of a token's key, or its value, for one KV head."""
-    return shape.head_dim * ITEMSIZE[shape.cache_dtype]
 
 
 def count_lanes(num_teams: int, num_heads: int) -> int:
@@ -233,7 +215,7 @@ class TensorCore(Attention):
 
 def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
     """The kernel for `shape`."""
-    warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages), "PA_GAP": count_gap(shape, teams, TILE)}
+    warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages)}
     return Build(
         source="tensor_core.cu", entry="tensor_core", macros=shape.macros() | teams.macros() | warp,
         shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs),
@@ -261,7 +243,6 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout=swizzled, group=8), 1, bulk),
         (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk),
         (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk),
-        (Shape(layout=swizzled, block_size=1), 1, "async"),
         (Shape(group=8), 8, "async"),
         (Shape(layout="NHD", group=16), 1, "async"),
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),

@@ -75,9 +75,9 @@ __device__ __forceinline__ void finish(
     const Workspace& workspace, int column, int lane_of_heads, int team, int num_rows, float value_scale, unsigned* arrived,
     const Output& output) {
     mine.leave(own, 0, value_scale);
-    const int thread = threadIdx.x % (kTeam * 32), tiles = tiles_of(shares.sequences[segment.seq]);
-    const bool whole = segment.end - segment.begin == tiles;
-    const Spread spread(shares, segment.first, tiles, lane_of_heads);
+    const int thread = threadIdx.x % (kTeam * 32), past = segment.first + tiles_of(shares.sequences[segment.seq]);
+    const bool whole = segment.begin == segment.first && segment.end == past;
+    const Spread spread(shares, segment.first, past, lane_of_heads);
     const int place = spread.place(column);
     team_sync(team);
     merge_slice(partials, 0, whole, workspace, place, thread, num_rows, output);
@@ -116,22 +116,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[crew][stage], kArrivals);
         publish_barriers();
     }
-    const int present = list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
+    list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_parts = num_kv_heads * kParts;
-    const Shares shares(sequences, num_seqs, present, lanes, num_parts / lanes, gridDim.x * kTeams);
+    const Shares shares(sequences, num_seqs, lanes, num_parts / lanes, gridDim.x * kTeams);
     const int column = global_team / lanes, lane_of_heads = global_team % lanes;
     if (column < shares.columns) {
-        const int end = shares.begin(column + 1);
-        Segment segment = shares.at(shares.cut(column), end);
-        int position = segment.begin + crew % kCrews;    // the crew's: every kCrews-th, but for gaps
+        const int end = shares.begin(column + 1), begin = shares.begin(column);
+        Segment segment = shares.find(begin, end);
+        int position = begin + (crew % kCrews + kCrews - begin % kCrews) % kCrews;    // the crew's: every kCrews-th
         Ring ring(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads,
              prefix.table_rows},
             shares, segment, position, end, memory + crew * kRingBytes, barriers[crew], lane, crew, warp % kCrew == 0);
         const Workspace workspace = {sums, stats, arrived};
         Queries* queries = reinterpret_cast<Queries*>(all_queries) + team;
-        while (segment.begin < end) {
+        while (true) {
             const int part = segment.round * lanes + lane_of_heads;    // of all KV heads' parts
             const int kv_head = part / kParts, first_row = part % kParts * kRows;
             const Sequence& sequence = sequences[segment.seq];
@@ -161,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
                 num_rows, cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
                 {out, lse, kSinks ? layer.sinks + q_head : nullptr, tokens, first_row, q_head, num_q_heads, out_stride, prefix,
                  left});
-            segment = shares.after(segment, end), position += kGap;
+            if (segment.end == end) break;
+            segment = shares.after(segment, end);
         }
     }
     if constexpr (kRole == OWN) wait_for_launch_before();

@@ -17,7 +17,7 @@ from harness.registry import Unsupported
 from impls.cuda import fragments
 from impls.cuda.attention import Shape
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
-from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy, count_gap, row_bytes
+from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -189,7 +189,7 @@ def fit(shape: Shape, asked: Asked, candidates: Iterable[Crews], max_num_seqs: i
 
 def cta_bytes(shape: Shape, crews: Crews) -> int:
     """A CTA's rings, partials and queries in shared memory."""
-    row = row_bytes(shape)
+    row = shape.head_dim * ITEMSIZE[shape.cache_dtype]
     pitch = row if shape.layout == HND_SWIZZLED.name or row // 16 % 2 else row + 16
     rows = crews.rows // crews.crew  # of a warp
     partials = round_up((rows if rows <= 16 else 8) * (4 * (shape.head_dim + 4) + 8), 16)
@@ -230,7 +230,7 @@ class GeneralTensorCore(TensorCore):
 
 def build(shape: Shape, asked: Asked, crews: Crews, max_num_seqs: int) -> Build:
     """The kernel for `shape`."""
-    cta = {"PA_CTA_BYTES": cta_bytes(shape, crews), "PA_GAP": count_gap(shape, crews, crews.tile)}
+    cta = {"PA_CTA_BYTES": cta_bytes(shape, crews)}
     return Build(
         source="tensor_core_general.cu", entry="tensor_core_general",
         macros=shape.macros() | asked.macros() | crews.macros() | cta,

@@ -98,9 +98,9 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) verify(
 #endif
     const int warp = __shfl_sync(kAll, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4 - 1;
     if (threadIdx.x == 0) initialise(shared);
-    const int present = list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
+    list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
     const int num_parts = num_kv_heads * kParts;
-    const Shares shares(sequences, num_seqs, present, lanes, num_parts / lanes, gridDim.x);
+    const Shares shares(sequences, num_seqs, lanes, num_parts / lanes, gridDim.x);
     write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride, layer.sinks);
 
     if (warpgroup < 0) {

@@ -79,7 +79,7 @@ class Warpgroups:
 
     def macros(self) -> dict[str, str | int]:
         """The macros of shares.cuh and partials.cuh, to which a warpgroup is a team, and those of cuda.prefill."""
-        own = {"PA_WARPS": self.warps, "PA_TEAM": 4, "PA_CREW": 4, "PA_GAP": 0, "PA_AT_ONCE": 16, "PA_PARCELS": self.parcels}
+        own = {"PA_WARPS": self.warps, "PA_TEAM": 4, "PA_CREW": 4, "PA_AT_ONCE": 16, "PA_PARCELS": self.parcels}
         return self.tiles.macros() | own
 
 

@@ -46,7 +46,7 @@ def library(source: str, entry: str, macros: tuple[tuple[str, str | int], ...]) 
     text = "".join(f"#define {name} {value}\n" for name, value in macros)
     (folder / "main.cpp").write_text(f'{text}#include "threads.hpp"\n#include "{source}"\n{EXPORTS.format(entry=entry)}')
     name = f"{entry}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.so"
-    command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-gnu-unique", "-w", "-fPIC", "-shared", "-I."]
+    command = ["g++", "-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared", "-I."]
     subprocess.run([*command, "main.cpp", "-o", name], cwd=folder, check=True)
     loaded = ctypes.CDLL(str(folder / name))
     loaded.run.restype = ctypes.c_char_p

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
 
@@ -59,8 +58,6 @@ def plan_any(spec):
         pytest.param(spec_of(62, 65536, fill=0.01), 8, id="a tiny pool"),
         pytest.param(spec_of(32, 8192, num_kv_heads=2), 8, id="few heads"),
         pytest.param(spec_of(32, 1024, num_q_heads=64), 8, id="a middling batch"),
-        pytest.param(spec_of(256, 65536, fill=1 / 205), 4, id="few long among many short ones"),
-        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 4, id="the same by loads"),
     ],
 )
 def test_teams_follow_from_capacities(spec, team):
@@ -73,9 +70,6 @@ def test_teams_follow_from_capacities(spec, team):
     [
         (spec_of(64, 8192), "sm_90", "bulk"),
         (spec_of(64, 8192), "sm_80", "async"),
-        (spec_of(64, 8192, block_size=8), "sm_90", "bulk"),
-        (spec_of(64, 8192, block_size=4), "sm_90", "async"),
-        (spec_of(64, 8192, block_size=9), "sm_90", "async"),
         (spec_of(64, 8192, layout=HND), "sm_90", "load_once"),
         (spec_of(16, 512, layout=HND), "sm_90", "load_once"),
         (spec_of(1, 2048, layout=HND), "sm_90", "async"),
@@ -86,8 +80,7 @@ def test_teams_follow_from_capacities(spec, team):
         (spec_of(64, 8192, layout=HND), "sm_80", "async"),
     ],
     ids=[
-        "swizzled", "swizzled, before Hopper", "swizzled, runs of 2 KB", "swizzled, runs of 1 KB", "swizzled, no two in a run",
-        "plain", "plain, some tiles a warp", "plain, one tile a warp",
+        "swizzled", "swizzled, before Hopper", "plain", "plain, some tiles a warp", "plain, one tile a warp",
         "one head a group", "head_dim 64", "a group in parts", "three stages asked for", "plain, before Hopper",
     ],
 )
@@ -218,103 +211,31 @@ def test_many_sequences_take_room_from_rings():
 
 # The arithmetic of shares.cuh
 
-class Shares:
-    """The twin of shares.cuh: `tiles` of each sequence, none empty, `teams` side by side and `rounds` of heads."""
-
-    def __init__(self, tiles, teams, crews, gap, rounds=1):
-        self.tiles, self.gap = tiles, gap
-        self.starts = [0, *itertools.accumulate(n + gap for n in tiles)]
-        self.period = self.starts[-1]
-        length = self.period * rounds
-        columns = max(-(-sum(tiles) * rounds // crews), len(tiles) * rounds)
-        shortest = 1 + (gap + 1) // 2 if len(tiles) > 1 else -(-length // (tiles[0] * rounds))
-        self.columns = min(columns, teams, length // shortest)
-        self.shorter, self.longer = divmod(length, self.columns)
-
-    def cut(self, column):
-        return column * self.shorter + min(column, self.longer)
-
-    def column_at(self, position):
-        first_shorter = self.longer * (self.shorter + 1)
-        if position < first_shorter:
-            return position // (self.shorter + 1)
-        return self.longer + (position - first_shorter) // self.shorter
-
-    def begin(self, column):
-        turn, place = divmod(self.cut(column), self.period)
-        seq = bisect.bisect_right(self.starts, place) - 1
-        inside, past = place - self.starts[seq], self.tiles[seq] + self.gap
-        return turn * self.period + self.starts[seq] + inside - -(-inside * self.gap // past)
-
-    def columns_of(self, turn, seq):
-        first, tiles = turn * self.period + self.starts[seq], self.tiles[seq]
-        return self.column_at(first + -(-self.gap // tiles)), self.column_at(first + tiles + self.gap - 1)
-
-    def tiles_of(self, column, turn, seq):
-        """How many of a sequence's tiles a share holds."""
-        first = turn * self.period + self.starts[seq]
-        return max(min(self.begin(column + 1), first + self.tiles[seq]) - max(self.begin(column), first), 0)
+def begin(column, length, columns):
+    shorter, longer = divmod(length, columns)
+    return column * shorter + min(column, longer)
 
 
-LENGTHS = {
-    "one": [128], "one short": [10], "two short": [1, 1], "alike": [512] * 64, "few alike": [128] * 8, "short": [1] * 300,
-    "one long": [4] * 128 + [4096] + [4] * 127, "mixed": [1, 2, 3, 40, 1, 2, 700, 2, 2, 2, 5] * 3, "pairs": [2] * 40 + [1054],
-}
+def column_of(position, length, columns):
+    shorter, longer = divmod(length, columns)
+    first_shorter = longer * (shorter + 1)
+    return position // (shorter + 1) if position < first_shorter else longer + (position - first_shorter) // shorter
 
 
-@pytest.mark.parametrize("tiles", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize(
-    ("teams", "crews", "gap"), [(16, 8, 16), (33, 4, 8), (49, 4, 5), (132, 1, 2), (7, 2, 0), (132, 8, 131)]
-)
-@pytest.mark.parametrize("rounds", [1, 3])
-def test_the_shares_of_a_sequence_are_those_that_hold_its_tiles(tiles, teams, crews, gap, rounds):
-    """Every tile is in one share, and the shares that a sequence's partials are gathered from are all that have one."""
-    shares = Shares(tiles, teams, crews, gap, rounds)
-    begins = [shares.begin(column) for column in range(shares.columns + 1)]
+@pytest.mark.parametrize("columns", [1, 2, 33, 132, 1056])
+@pytest.mark.parametrize("surplus", [0, 1, 5, 131, 1000, 262144 - 1056])
+def test_the_share_of_a_position_is_found_without_a_search(columns, surplus):
+    """Shares cover a row without gaps, equal to within a tile, and each position is in the share that says so."""
+    length = columns + surplus
+    starts = [begin(column, length, columns) for column in range(columns + 1)]
+    sizes = [after - before for before, after in itertools.pairwise(starts)]
 
-    assert 1 <= shares.columns <= teams
-    assert (begins[0], begins[-1]) == (0, shares.period * rounds)
-    assert begins == sorted(begins)
-    for turn, seq in itertools.product(range(rounds), range(len(tiles))):
-        held = {column: n for column in range(shares.columns) if (n := shares.tiles_of(column, turn, seq))}
-        assert sum(held.values()) == tiles[seq]
-        first, last = shares.columns_of(turn, seq)
-        assert list(held) == list(range(first, last + 1))
-
-
-@pytest.mark.parametrize("number", [1, 8, 16, 32, 64, 256])
-@pytest.mark.parametrize("tiles", [8, 64, 128, 512])
-@pytest.mark.parametrize(("teams", "crews", "gap"), [(16, 8, 16), (33, 4, 8), (16, 12, 16)])
-def test_sequences_of_one_length_are_cut_as_if_they_cost_nothing_to_begin(number, tiles, teams, crews, gap):
-    """To within a tile; so what divides evenly still does."""
-    with_gaps, without = (Shares([tiles] * number, teams, crews, cost) for cost in (gap, 0))
-    assert with_gaps.columns == without.columns or (number > 1 and without.columns < teams)
-    for column in range(teams if with_gaps.columns == teams else 0):
-        sizes = [sum(shares.tiles_of(column, 0, seq) for seq in range(number)) for shares in (with_gaps, without)]
-        assert abs(sizes[0] - sizes[1]) <= 1
-
-
-def test_many_short_sequences_take_more_shares_than_their_tiles_do():
-    """255 sequences of four tiles beside one of 4096: a third of the columns instead of a fifth."""
-    tiles = LENGTHS["one long"]
-    for gap, most in ((0, 40), (8, 22)):
-        shares = Shares(tiles, 33, 4, gap)
-        segments = [sum(shares.tiles_of(column, 0, seq) > 0 for seq in range(256)) for column in range(33)]
-        assert max(segments) <= most
-
-
-@pytest.mark.parametrize(
-    ("changes", "gap"),
-    [
-        ({}, 10), ({"layout": HND}, 7), ({"params": {"team": 8}}, 20), ({"head_dim": 256}, 5),
-        ({"layout": HND, "params": {"team": 12}}, 20),
-    ],
-    ids=str,
-)
-def test_a_sequence_costs_what_is_read_meanwhile(changes, gap):
-    """To begin and to end it, in tiles: the more, the more of a CTA's warps wait for it, and the less a tile has."""
-    spec = spec_of(64, 8192, **changes)
-    assert tensor_core.build(Shape.of(spec), plan(spec), 64).macros["PA_GAP"] == gap
+    assert (starts[0], starts[-1]) == (0, length)
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    for column in range(0, columns, max(columns // 37, 1)):
+        for position in (starts[column], starts[column + 1] - 1):
+            assert column_of(position, length, columns) == column
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 3, 5, 8, 32, 64])
