@@ -9,10 +9,10 @@ constexpr int kCopierRegisters = 56;
 constexpr int kCopierBarrier = 1;
 static_assert((kWarpgroups * kRegisters + kCopierRegisters) * 128 <= 65536, "PA_REGISTERS must leave kCopierRegisters");
 
-// Copy what items need, by a Copier or what does as it does. A Dealer, made of `how`, finds the item of a number: the first is the CTA's and the others are drawn from
+// Copy what items need. A Dealer, made of `how`, finds the item of a number: the first is the CTA's and the others are drawn from
 // `counters` [2], items drawn and CTAs done, both 0 after a launch; or, not kDrawn, it knows itself what is the CTA's next.
-template <typename Dealer, typename Copies, typename... How>
-__device__ __forceinline__ void copy_items(Shared& shared, Copies&& copier, int* counters, int warp, const How&... how) {
+template <typename Dealer, typename... How>
+__device__ __forceinline__ void copy_items(Shared& shared, Copier&& copier, int* counters, int warp, const How&... how) {
     if constexpr (kWarpgroups > 1) give_registers<kCopierRegisters>();
     Dealer dealer{how...};
     int number = blockIdx.x;

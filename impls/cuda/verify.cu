@@ -15,9 +15,6 @@
 #include "early.cuh"
 #include "segments.cuh"
 #include "roles.cuh"
-#if PA_PARCELS > 0
-#include "parcels.cuh"
-#endif
 
 static_assert(kWarps * 32 == kCtaThreads, "PA_WARPS must be those that multiply and the four that copy");
 
@@ -87,15 +84,9 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) verify(
     int num_seqs, int num_q_heads, int num_kv_heads,
     long long table_stride, long long query_stride, long long out_stride, long long key_stride, long long value_stride,
     float scale LAYER_PARAMETER PREFIX_PARAMETER, float4* sums, float2* stats, unsigned* arrived, int lanes) {
-    extern __shared__ __align__(1024) unsigned char memory[];    // Shared, Staging, sequences; sized by verify.py
+    extern __shared__ __align__(1024) unsigned char memory[];    // Shared, sequences; sized by verify.py
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-#if PA_PARCELS > 0
-    Staging& staging = *reinterpret_cast<Staging*>(memory + sizeof(Shared));
-    Sequence* sequences = reinterpret_cast<Sequence*>(&staging + 1);
-    if (threadIdx.x == 0) initialise(staging);
-#else
     Sequence* sequences = reinterpret_cast<Sequence*>(memory + sizeof(Shared));
-#endif
     const int warp = __shfl_sync(kAll, threadIdx.x / 32, 0), lane = threadIdx.x % 32, warpgroup = warp / 4 - 1;
     if (threadIdx.x == 0) initialise(shared);
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
@@ -107,11 +98,7 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) verify(
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
         const Segments segments(shares, prefix, query_start_loc, lane);
-#if PA_PARCELS > 0
-        copy_items<Segments>(shared, Mover(shared, tables, segments, staging, warp, lane), nullptr, warp, segments);
-#else
         copy_items<Segments>(shared, Copier(shared, tables, threadIdx.x, lane), nullptr, warp, segments);
-#endif
     } else {
         const Output output{out, lse, layer.sinks, num_q_heads, out_stride, prefix};
         multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {

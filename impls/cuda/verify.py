@@ -28,8 +28,6 @@ HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
 TILES = (0, 64, 128)        # that may be asked for
 MOST_WARPGROUPS = 2         # of a CTA that multiply
 RING_BYTES = 128 * 1024     # of keys and values: more was slower where it was measured, docs/kernels.md
-ON_THEIR_WAY = 64 * 1024    # bytes of parcels
-ITEM_BYTES = 80             # of segments.cuh, at most
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,17 +36,15 @@ class Warpgroups:
 
     tiles    of cuda.prefill; their rows are those of a part
     parts    that cover the rows of a KV head
-    parcels  half tiles on their way by bulk copies, or 0
     """
 
     tiles: Tiles
     parts: int
-    parcels: int = 0
 
     @property
     def copy(self) -> str:
-        """How tiles come: 16 bytes a lane, or whole runs."""
-        return "bulk" if self.parcels else "async"
+        """How tiles come: 16 bytes a lane."""
+        return "async"
 
     @property
     def heads(self) -> int:
@@ -79,7 +75,7 @@ class Warpgroups:
 
     def macros(self) -> dict[str, str | int]:
         """The macros of shares.cuh and partials.cuh, to which a warpgroup is a team, and those of cuda.prefill."""
-        own = {"PA_WARPS": self.warps, "PA_TEAM": 4, "PA_CREW": 4, "PA_AT_ONCE": 16, "PA_PARCELS": self.parcels}
+        own = {"PA_WARPS": self.warps, "PA_TEAM": 4, "PA_CREW": 4, "PA_AT_ONCE": 16}
         return self.tiles.macros() | own
 
 
@@ -96,8 +92,7 @@ def plan_warpgroups(shape: Shape, spec: AttentionSpec, arch: str) -> Warpgroups 
     if products == "warps" or why or (products == "planned" and general.plan_rows(shape, asked)[2] == 1):
         return None
     stages, tile = spec.params.get("stages", 0), spec.params.get("tile", 0)
-    bulk, numbers = spec.params.get("copy") == "bulk", (stages,) if stages else ()
-    found = fitting(shape, asked, spec.max_num_seqs, SHARED_LIMIT[arch], numbers, tile, bulk)
+    found = fitting(shape, asked, spec.max_num_seqs, SHARED_LIMIT[arch], (stages,) if stages else (), tile)
     if found is None and products == "warpgroups":
         room = f"a ring beside {spec.max_num_seqs} sequences in {SHARED_LIMIT[arch]} bytes of shared memory"
         raise Unsupported(f"products=warpgroups needs {room}; set fewer stages, or a smaller tile")
@@ -105,8 +100,7 @@ def plan_warpgroups(shape: Shape, spec: AttentionSpec, arch: str) -> Warpgroups 
 
 
 def fitting(
-    shape: Shape, asked: general.Asked, max_num_seqs: int, shared_limit: int, stages: Iterable[int] = (), tile: int = 0,
-    bulk: bool = False,
+    shape: Shape, asked: general.Asked, max_num_seqs: int, shared_limit: int, stages: Iterable[int] = (), tile: int = 0
 ) -> Warpgroups | None:
     """With the first of `stages` for which shared memory has room, or None. None given are as many as RING_BYTES hold."""
     rows = shape.group * asked.queries
@@ -117,8 +111,7 @@ def fitting(
             tiles = plan_tiles(shape.head_dim, {"warpgroups": warpgroups, "tile": tile, "stages": number, "query": query})
             if not stages and number > 2 and 4 * number * tiles.tile * shape.head_dim > RING_BYTES:
                 continue
-            parcels = ON_THEIR_WAY // (tiles.tile * shape.head_dim) if bulk else 0
-            found = Warpgroups(tiles=tiles, parts=math.ceil(rows / tiles.rows), parcels=parcels)
+            found = Warpgroups(tiles=tiles, parts=math.ceil(rows / tiles.rows))
             if shared_bytes(shape, asked, found, max_num_seqs) + STATIC_BYTES <= shared_limit:
                 return found
     return None
@@ -133,28 +126,14 @@ def refusal(shape: Shape, spec: AttentionSpec, arch: str) -> str | None:
         (set(shape.features) <= {"sinks"}, f"takes 16-bit caches and sinks (got {', '.join(shape.features)})"),
         (params["tile"] in TILES, f"takes tiles of 64 or 128 (got {params['tile']})"),
         (params["team"] == params["warps"] == 0, "has neither team nor warps; leave them planned"),
-        (params["copy"] in ("planned", "async", "bulk"), f"copies by async or bulk (got {params['copy']})"),
-        (params["copy"] != "bulk" or can_move(shape, spec.max_q_len), "copies in bulk for 64 rows, from swizzled blocks"),
+        (params["copy"] in ("planned", "async"), f"copies by async (got {params['copy']})"),
     )
     return next((text for holds, text in rules if not holds), None)
 
 
-def can_move(shape: Shape, max_q_len: int) -> bool:
-    """Whether bulk copies land in rows that products can have, and one warpgroup leaves registers to move them."""
-    one = shape.group * max(max_q_len, 1) <= 64 and shape.head_dim <= 128
-    return one and shape.layout == HND_SWIZZLED.name and shape.block_size % 8 == 0
-
-
-def staging_bytes(shape: Shape, plan: Warpgroups) -> int:
-    """Parcels, their barriers and an item."""
-    if not plan.parcels:
-        return 0
-    return general.round_up(plan.parcels * plan.tile * shape.head_dim + 8 * plan.parcels + ITEM_BYTES, prefill.ALIGNMENT)
-
-
 def cta_bytes(shape: Shape, plan: Warpgroups) -> int:
-    """A CTA's queries, rings and parcels in shared memory."""
-    return plan.tiles.shared_bytes(shape.head_dim) + staging_bytes(shape, plan)
+    """A CTA's queries and rings in shared memory."""
+    return plan.tiles.shared_bytes(shape.head_dim)
 
 
 def shared_bytes(shape: Shape, asked: general.Asked, plan: Warpgroups, max_num_seqs: int) -> int:
@@ -164,7 +143,7 @@ def shared_bytes(shape: Shape, asked: general.Asked, plan: Warpgroups, max_num_s
 
 def build(shape: Shape, asked: general.Asked, plan: Warpgroups, max_num_seqs: int) -> Build:
     """The kernel for `shape`."""
-    sizes = {"PA_SHARED": plan.tiles.shared_bytes(shape.head_dim), "PA_STAGING": staging_bytes(shape, plan)}
+    sizes = {"PA_SHARED": plan.tiles.shared_bytes(shape.head_dim)}
     macros = shape.macros() | asked.macros() | plan.macros() | sizes
     return Build(
         source="verify.cu", entry="verify", macros=macros, shared_bytes=shared_bytes(shape, asked, plan, max_num_seqs), only="a"
@@ -186,7 +165,4 @@ def builds(arch: str) -> list[Build]:
         (Shape(head_dim=64, group=24, layout="NHD"), general.Asked(queries=8)),
     )
     found = [(shape, asked, fitting(shape, asked, 64, SHARED_LIMIT[arch])) for shape, asked in listed]
-    for block_size in (16, 24):
-        shape, asked = Shape(layout=swizzled, group=8, block_size=block_size), general.Asked(queries=8)
-        found.append((shape, asked, fitting(shape, asked, 64, SHARED_LIMIT[arch], bulk=True)))
     return [build(shape, asked, plan, 64) for shape, asked, plan in found if plan is not None]

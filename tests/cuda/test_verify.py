@@ -72,14 +72,6 @@ def test_the_list_of_sequences_leaves_room_for_stages(max_num_seqs, stages):
         assert taken + STATIC_BYTES <= SHARED_LIMIT["sm_90"]
 
 
-@pytest.mark.parametrize(("tile", "parcels", "stages"), [(128, 4, 2), (64, 8, 4)])
-def test_parcels_are_64_kilobytes(tile, parcels, stages):
-    """Beside as many stages as there is room for."""
-    found = plan(asking(copy="bulk", tile=tile))
-
-    assert (found.parcels, found.stages) == (parcels, stages)
-
-
 @pytest.mark.parametrize(
     ("spec", "arch", "rule"),
     [
@@ -87,9 +79,7 @@ def test_parcels_are_64_kilobytes(tile, parcels, stages):
         (dataclasses.replace(asking(), head_dim=80), "sm_90", r"needs a head_dim of 64, 128 or 256 \(got 80\)"),
         (dataclasses.replace(asking(), softcap=3.0), "sm_90", r"takes 16-bit caches and sinks \(got softcap\)"),
         (asking(team=4), "sm_90", "has neither team nor warps"),
-        (asking(copy="load"), "sm_90", r"copies by async or bulk \(got load\)"),
-        (dataclasses.replace(asking(copy="bulk"), layout=HND), "sm_90", "copies in bulk for 64 rows, from swizzled blocks"),
-        (dataclasses.replace(asking(copy="bulk"), num_q_heads=128), "sm_90", "copies in bulk for 64 rows"),
+        (asking(copy="load"), "sm_90", r"copies by async \(got load\)"),
         (asking(tile=16), "sm_90", r"takes tiles of 64 or 128 \(got 16\)"),
         (asking(stages=6), "sm_90", "set fewer stages, or a smaller tile"),
     ],

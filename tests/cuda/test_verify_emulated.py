@@ -29,8 +29,6 @@ KERNELS = {
     "blocks of 24, group 5": (HND, {"num_q_heads": 10, "head_dim": 128, "dtype": "bf16", "block_size": 24}, {"tile": 64}),
     "two warpgroups": (NHD, {"num_q_heads": 16, "num_kv_heads": 1, "head_dim": 128, "block_size": 8}, {}),
     "two parts": (HND, {"num_q_heads": 48, "num_kv_heads": 2, "head_dim": 64, "dtype": "bf16"}, {"stages": 2}),
-    "in bulk": (HND_SWIZZLED, {"num_q_heads": 16, "head_dim": 128, "dtype": "bf16"}, {"copy": "bulk"}),
-    "in bulk, blocks of 24": (HND_SWIZZLED, {"num_q_heads": 10, "head_dim": 64, "block_size": 24}, {"copy": "bulk"}),
     "head_dim 256": (KV_NHD, {"num_q_heads": 12, "head_dim": 256, "dtype": "bf16"}, {}),
 }
 
@@ -95,14 +93,12 @@ def test_a_sink_counts_once_whatever_the_shares(on_cpu, monkeypatch, num_ctas):
 
 
 @pytest.mark.parametrize("num_ctas", [2, 9])
-@pytest.mark.parametrize(
-    ("num_q_heads", "copy"), [(8, "async"), (8, "bulk"), (16, "async")], ids=["one warpgroup", "in bulk", "two"]
-)
-def test_what_is_shared_is_added_to_what_is_a_sequences_own(on_cpu, monkeypatch, num_q_heads, copy, num_ctas):
+@pytest.mark.parametrize("num_q_heads", [8, 16], ids=["one warpgroup", "two"])
+def test_what_is_shared_is_added_to_what_is_a_sequences_own(on_cpu, monkeypatch, num_q_heads, num_ctas):
     """Runs of several levels by the first launch; a sequence that shares nothing is all the second's."""
     fields = {"num_q_heads": num_q_heads, "num_kv_heads": 1, "head_dim": 128, "dtype": "bf16"}
     problem = shared_problem(((700, 650, 400, 300, 50), (8, 1, 3, 8, 5), (0, 640, 384, 0, 32)), fields)
-    made = prepared(monkeypatch, problem, HND_SWIZZLED, {"prefix": "always", "copy": copy}, num_ctas)
+    made = prepared(monkeypatch, problem, HND_SWIZZLED, {"prefix": "always"}, num_ctas)
     made.plan(problem.step())
 
     assert_close(launched(made, problem, HND_SWIZZLED), problem.truth(), "bf16")
