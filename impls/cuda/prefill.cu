@@ -54,7 +54,9 @@ extern "C" __global__ void __launch_bounds__(kCtaThreads, 1) prefill(
     if (warpgroup < 0) {
         const Tables tables{
             query, key_cache, value_cache, block_tables, table_stride, query_stride, key_stride, value_stride, num_kv_heads};
-        copy_items<Deal>(shared, Copier(shared, tables, threadIdx.x, lane), counters, warp, query_start_loc, seq_lens, num_seqs, num_kv_heads, lane);
+        copy_items<Deal>(
+            shared, Copier(shared, tables, threadIdx.x, lane), counters, warp, query_start_loc, seq_lens, num_seqs, num_kv_heads,
+            lane);
     } else {
         multiply_items(shared, scale, warpgroup, warp, lane, [&](const Rows& rows, const Item& item, int row) {
             write(rows, item, row, lane, out, lse, out_stride, num_q_heads);
