@@ -50,12 +50,13 @@ GOALS: Mapping[str, Goal] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One verdict: of a row slowed by `share`, whose launch took `launch_s` seconds with its spin."""
+    """One verdict: of a row slowed by `share`, whose launch took `launch_s` seconds with its spin; each round's ratio."""
 
     record: Record
     share: float
     launch_s: float
     judged: Judged
+    rounds: Sequence[float]
 
 
 class Calibration:
@@ -81,9 +82,9 @@ class Calibration:
         for share in self.shares:
             if share > 0:
                 duel.spin(NEW, {number: spin_s + share * second for number, second in seconds.items()})
-            of_repeat = self._pairs.setdefault((turn // self.rounds, share), collections.defaultdict(list))
+            of_repeat = self._pairs.setdefault((turn // self.rounds, share), {})
             for number, pairs in duel.alternate(list(seconds), self.visits).items():
-                of_repeat[number].append(pairs)
+                of_repeat.setdefault(number, [[] for _ in range(self.rounds)])[turn % self.rounds] = pairs
 
     def trials(self, duel: Duel, threshold: float | None = None) -> list[Trial]:
         """Judge everything that was collected, each repeat and share as a run of its own.
@@ -100,7 +101,13 @@ class Calibration:
             num_tests = len(pairs) if share > 0 else None
             judged = judge(list(pairs.values()), threshold, _measure(pairs, rounds), num_tests)
             made += [
-                Trial(record=item.record, share=share, launch_s=statistics.median(self._seconds[number]), judged=item)
+                Trial(
+                    record=item.record,
+                    share=share,
+                    launch_s=statistics.median(self._seconds[number]),
+                    judged=item,
+                    rounds=[statistics.median(new / old for old, new in visited) for visited in rounds[number] if visited],
+                )
                 for number, item in zip(pairs, judged, strict=True)
             ]
         return made
@@ -116,7 +123,7 @@ def _pair(old: Record, new: Record, rounds: Sequence[Pairs]) -> Pair:
 def _measure(pairs: Mapping[int, Pair], rounds: Mapping[int, list[Pairs]]) -> Measure:
     """The measure of pairs visited in turn, for `judge`."""
     numbers = {id(pair): number for number, pair in pairs.items()}
-    return lambda pair: difference_of(rounds[numbers[id(pair)]])
+    return lambda pair: difference_of(rounds[numbers[id(pair)]], pair.record.device_kind)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

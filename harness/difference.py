@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.student import quantile, tail
 
@@ -79,19 +79,57 @@ def unpaired(old: Sequence[float], new: Sequence[float]) -> Difference:
     return Difference(log_ratio=now.mean - before.mean, error=math.sqrt(square), freedom=freedom)
 
 
-def paired(rounds: Sequence[Sequence[tuple[float, float]]]) -> Difference:
-    """Compare visits taken in turn: of each round of fresh processes its (old, new) pairs, two pairs in all at least.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Apart:
+    """How far two processes that do the same are apart, as standard deviations of the logarithm of their ratio.
 
-    Drift hits both of a pair and cancels. What sets rounds apart (where memory came to lie) does not show within one, so
-    the error is the larger of that over all pairs and that over the rounds.
+    alone      in one round: mostly by where memory came to lie, which changes sides with the arm that is started first
+    crossed    in the mean of two rounds, one started by either arm
+    freedom    degrees of freedom of both: the pairs of rounds in which they were measured
     """
-    logs = [[math.log(new / old) for old, new in pairs] for pairs in rounds if pairs]
-    level = _level([log for of_round in logs for log in of_round], 2**0.5 * RESOLUTION)
-    square = level.square
-    if len(logs) > 1:
-        means = [_level(of_round).mean if len(of_round) > 1 else of_round[0] for of_round in logs]
-        square = max(square, statistics.variance(means) / len(means))
-    return Difference(log_ratio=level.mean, error=math.sqrt(square), freedom=level.freedom)
+
+    alone: float
+    crossed: float
+    freedom: int
+
+    def square(self, counts: Sequence[int]) -> float:
+        """The square of what is left after so many rounds started by the one arm, and so many by the other."""
+        return self.crossed**2 / min(counts) if all(counts) else self.alone**2
+
+
+#: By device kind, from A/A arms of `pagedbench calibrate` (docs/regressions.md).
+APART: Mapping[str, Apart] = {
+    "cuda": Apart(alone=0.004, crossed=0.0015, freedom=234),
+    "cpu": Apart(alone=0.01, crossed=0.005, freedom=32),
+}
+
+
+def paired(rounds: Sequence[Sequence[tuple[float, float]]], apart: Apart) -> Difference:
+    """Compare visits taken in turn: of each round of fresh processes its (old, new) pairs, two or more in one at least.
+
+    Drift hits both of a pair and cancels. What sets the processes of a round apart does not show within it, and has one
+    sign in rounds 0, 2, ... and mostly the other in rounds 1, 3, ..., which the other arm starts: the mean of both kinds
+    is nearly free of it. What is left is `apart`, or what rounds of a kind show if that is more. Rounds of less than two
+    pairs are left out; they keep their places.
+    """
+    levels = [_level([math.log(new / old) for old, new in pairs], 2**0.5 * RESOLUTION) if len(pairs) > 1 else None
+              for pairs in rounds]  # fmt: skip
+    kinds = [[level for level in levels[start::2] if level] for start in (0, 1)]
+    found = [kind for kind in kinds if kind]
+    means = [statistics.fmean(level.mean for level in kind) for kind in found]
+    within = sum(level.square / len(kind) ** 2 for kind in found for level in kind) / len(found) ** 2
+    free = sum(level.freedom for kind in found for level in kind)
+    between, known = apart.square([len(kind) for kind in kinds]), apart.freedom
+    if more := sum(len(kind) - 1 for kind in found):
+        off = sum((level.mean - mean) ** 2 for kind, mean in zip(found, means, strict=True) for level in kind) / more
+        seen = off * sum(1 / len(kind) for kind in found) / len(found) ** 2
+        between, known = max((between, known), (seen, more))
+    square = within + between
+    return Difference(
+        log_ratio=statistics.fmean(means),
+        error=math.sqrt(square),
+        freedom=square**2 / (within**2 / free + between**2 / known),
+    )
 
 
 def geometric_mean(differences: Sequence[Difference]) -> Difference:

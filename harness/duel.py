@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from harness.child import START, Child
-from harness.difference import Difference, paired
+from harness.difference import APART, Difference, paired
 from harness.interval import summarise
 from harness.messages import Garbled, Kinds, Lines, Script, message_of, require_facts
 from harness.names import UsageError
@@ -304,11 +304,10 @@ def merged(duel: Duel, number: int, rounds: Sequence[Pairs]) -> tuple[Record, Re
     return made[OLD], made[NEW]
 
 
-def difference_of(rounds: Sequence[Pairs]) -> Difference | str:
-    """Compare the pairs of all rounds, or say why that cannot be."""
-    count = sum(len(pairs) for pairs in rounds)
-    if count < 2:
-        return f"{count} pairs of visits came about; the clock was held down in all others"
+def difference_of(rounds: Sequence[Pairs], device_kind: str) -> Difference | str:
+    """Compare the pairs of all rounds, in their order, or say why that cannot be."""
+    if all(len(pairs) < 2 for pairs in rounds):
+        return f"{sum(len(pairs) for pairs in rounds)} pairs of visits came about, two in no round; the clock was held down"
     if any(min(pair) <= 0 for pairs in rounds for pair in pairs):
         return "a visit took no time at all"
-    return paired(rounds)
+    return paired(rounds, APART.get(device_kind, APART["cpu"]))

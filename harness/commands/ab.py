@@ -60,10 +60,15 @@ def add_rounds(parser: argparse.ArgumentParser) -> None:
     add("--stall", type=above_0("seconds"), default=STALL_S, metavar="SECONDS", help="silence after which an arm is killed")
 
 
+def require_visits(arguments: argparse.Namespace) -> None:
+    """Raise UsageError where a round could not tell how its visits scatter."""
+    if arguments.visits < 2:
+        raise UsageError(f"--visits must be 2 at least (got {arguments.visits}): one pair does not show how pairs scatter")
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Measure, judge and tell; returns the exit code."""
-    if arguments.rounds * arguments.visits < 2:
-        raise UsageError("--rounds and --visits must give two pairs at least")
+    require_visits(arguments)
     registry = registry_of(arguments)
     if arguments.reference is None:
         found, names = _two_implementations(arguments, registry), split_names("--impl", arguments.impl)
@@ -109,11 +114,11 @@ def setup_of(arguments: argparse.Namespace, run: str, sides: tuple[Side, Side]) 
 def _duel(arguments: argparse.Namespace, rows: Sequence[Match], sides: tuple[Side, Side], names: Sequence[str]) -> int:
     """Run both arms, keep the records of each, and tell what came of it."""
     folder = new_run(arguments.runs_dir)
-    rounds: dict[int, list[Pairs]] = {number: [] for number in range(len(rows))}
+    rounds: dict[int, list[Pairs]] = {number: [[] for _ in range(arguments.rounds)] for number in range(len(rows))}
 
-    def play(duel: Duel, _: int, numbers: Numbers) -> None:
+    def play(duel: Duel, turn: int, numbers: Numbers) -> None:
         for number, pairs in duel.alternate(numbers, arguments.visits).items():
-            rounds[number].append(pairs)
+            rounds[number][turn] = pairs
 
     with Progress(arguments.rounds * len({match.case.name for match in rows}), quiet=arguments.json) as progress:
 
@@ -147,7 +152,7 @@ def _judge(
     numbers = {id(pair): number for number, pair in enumerate(pairs)}
 
     def measure(pair: Pair) -> Difference | str:
-        return difference_of(rounds[numbers[id(pair)]])
+        return difference_of(rounds[numbers[id(pair)]], pair.record.device_kind)
 
     judged = judge(pairs, arguments.threshold, measure)
     told = f"{arguments.rounds} rounds of {arguments.visits} pairs of visits a row, both arms in turn."

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.calibrate import GOALS, SHARES, Calibration, Score, Trial, held, score
-from harness.commands.ab import add_rounds, setup_of
+from harness.commands.ab import add_rounds, require_visits, setup_of
 from harness.commands.compare import share_of
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Measure, print tables by case and the goals, keep calibration.json, and return the exit code."""
-    if arguments.rounds * arguments.visits < 2:
-        raise UsageError("--rounds and --visits must give two pairs at least")
+    require_visits(arguments)
     shares = _shares(arguments.shares)
     _, cases = cases_of(arguments)
     rows = rows_of(cases, entries_of(arguments, registry_of(arguments)))
@@ -118,7 +117,7 @@ def _caught(found: Score, share: float) -> str:
 
 
 def _data(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], duel: Duel) -> dict[str, Any]:
-    """Everything, as JSON has it; seconds and ratios new over old."""
+    """Everything, as JSON has it; seconds and ratios new over old, `rounds` the median ratio of each round's pairs."""
     listed = [
         {
             "case": trial.record.case,
@@ -128,6 +127,7 @@ def _data(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], due
             "verdict": trial.judged.verdict,
             "ratio": trial.judged.difference.ratio if trial.judged.difference else None,
             "error": trial.judged.difference.error if trial.judged.difference else None,
+            "rounds": trial.rounds,
         }
         for trial in trials
     ]

@@ -349,7 +349,7 @@ def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys)
         (["--impl", "torch.gather"], "must name the two implementations"),
         (["--impl", "torch.gather,torch.block_copy", "--case", "edges.copy_one"], "is of the operator of both"),
         (["nowhere"], "neither a folder nor a revision"),
-        (["--impl", "torch.gather,numpy.dense", "--rounds", "1", "--visits", "1"], "must give two pairs at least"),
+        (["--impl", "torch.gather,numpy.dense", "--visits", "1"], "--visits must be 2 at least (got 1)"),
         (["--visits", "0"], "must be a whole number of at least 1"),
         (["--impl", "torch.*,numpy.dense"], "torch.* means torch.gather, torch.blocked"),
         (["--impl", "torch.gather,numpy.dense", "--stall", "nan"], "must be seconds above 0 (got 'nan')"),

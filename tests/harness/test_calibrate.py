@@ -18,18 +18,23 @@ from tests.harness.test_ab import STAND_IN
 
 
 class Simulated:
-    """A duel without arms: visits scatter by `noise`, and a round's arms are `apart` from each other for good."""
+    """A duel without arms: visits scatter by `noise`, and a round's arms are `apart` from each other for good.
 
-    def __init__(self, rows, seconds=100e-6, noise=0.002, apart=0.0):
-        self.rows, self.seconds, self.noise, self.apart = rows, seconds, noise, apart
+    By `swing` they are, too, and it changes sides with the arm that starts first.
+    """
+
+    def __init__(self, rows, seconds=100e-6, noise=0.002, apart=0.0, swing=0.0):
+        self.rows, self.seconds, self.noise, self.apart, self.swing = rows, seconds, noise, apart, swing
         self.facts = [{"device": {"kind": "cuda", "slug": "nvidia-h200"}}] * 2
         self.records = {n: ([], []) for n in range(rows)}
         self.chance = random.Random(0)
 
     def run(self, turns, play):
+        swings = [self.chance.gauss(0, self.swing) for _ in range(self.rows)]
         for turn in range(turns):
             self.spins = [{}, {}]
-            self.shift = {n: self.chance.gauss(0, self.apart) for n in range(self.rows)}
+            sign = (-1) ** turn
+            self.shift = {n: sign * swings[n] + self.chance.gauss(0, self.apart) for n in range(self.rows)}
             play(self, turn, range(self.rows))
             for number in range(self.rows):
                 for side in (OLD, NEW):
@@ -54,8 +59,10 @@ def calibrated(simulated, repeats=1, rounds=2, visits=8, shares=SHARES, threshol
 
 
 def test_the_gate_keeps_its_promises_where_noise_is_an_h200s():
-    """500 unchanged rows, and 500 slowed by each share: what the project asks of the gate, at 0.2% of scatter."""
-    trials = calibrated(Simulated(rows=50), repeats=10)
+    """500 unchanged rows, and 500 slowed by each share: what the project asks of the gate, where visits scatter by 0.2%,
+    and processes are apart by as much as on an H200.
+    """
+    trials = calibrated(Simulated(rows=50, apart=0.002, swing=0.004), repeats=10)
     found = score(trials)
 
     assert (found.quiet, found.slowed[0.02]) == (500, 500)
@@ -169,7 +176,7 @@ def test_a_goal_that_is_missed_is_exit_code_1(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "error"),
     [(["--shares", "2"], "must be a share such as 2%"), (["--shares", ","], "must be a share such as 2%"),
-     (["--rounds", "1", "--visits", "1"], "must give two pairs at least")],
+     (["--visits", "1"], "--visits must be 2 at least (got 1)")],
 )  # fmt: skip
 def test_wrong_usage_is_named(tmp_path, capsys, words, error):
     assert main(["calibrate", *words, "--runs-dir", str(tmp_path)]) == 2

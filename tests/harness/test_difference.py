@@ -8,9 +8,11 @@ import statistics
 
 import pytest
 
-from harness.difference import geometric_mean, holm, paired, unpaired
+from harness.difference import APART, Apart, geometric_mean, holm, paired, unpaired
 from harness.student import quantile, tail
 
+#: Two processes that are no further apart than their visits say.
+EXACT = Apart(alone=0.0, crossed=0.0, freedom=1)
 #: exceeded with probability 0.025 and 0.0005 (any printed table)
 TABLE = ((1, 12.706, 636.619), (4, 2.776, 8.610), (8, 2.306, 5.041), (30, 2.042, 3.646), (120, 1.980, 3.373))
 
@@ -56,19 +58,42 @@ def test_pairs_cancel_drift_that_two_runs_cannot():
     pairs = [(a * d, b * d) for a, b, d in zip(*(visits(chance, 1e-4, 0.001, 16) for _ in range(2)), drift, strict=True)]
     apart = unpaired(*([pair[i] for pair in pairs] for i in (0, 1)))
 
-    assert paired([pairs]).error < apart.error / 4
-    low, high = paired([pairs]).interval(0.95)
+    assert paired([pairs], EXACT).error < apart.error / 4
+    low, high = paired([pairs], EXACT).interval(0.95)
     assert low < 1 < high
 
 
-def test_rounds_that_disagree_widen_the_interval():
-    """Two rounds, each quiet in itself, 1% apart: no number of visits makes the difference known to less."""
-    chance = random.Random(3)
-    rounds = [[(1e-4, sample) for sample in visits(chance, 1e-4 * shift, 1e-4, 8)] for shift in (1.0, 1.01)]
+def test_what_changes_sides_with_the_arm_that_starts_first_cancels():
+    """Rounds 3% slower, then 3% faster, each quiet in itself: the mean is as good as that of rounds that agree."""
+    there, back, agreed = (a_round(shift, seed) for seed, shift in enumerate((1.03, 1 / 1.03, 1.0)))
 
-    assert paired(rounds).error == pytest.approx(statistics.stdev((0.0, math.log(1.01))) / math.sqrt(2), rel=0.02)
-    assert paired([rounds[0] + rounds[1]]).error < 0.0025
-    assert paired([rounds[0], []]).log_ratio == pytest.approx(paired([rounds[0]]).log_ratio)
+    assert paired([there, back], APART["cuda"]).ratio == pytest.approx(1, abs=2e-4)
+    assert paired([there, back], APART["cuda"]).error == pytest.approx(paired([agreed, agreed], APART["cuda"]).error, rel=0.05)
+    assert paired([there, []], APART["cuda"]).ratio == pytest.approx(1.03, abs=2e-4)
+
+
+def test_no_round_is_known_better_than_two_processes_agree():
+    """Quiet visits do not make up for rounds: one alone is known to 0.4%, one of either start to 0.15%, two of each better."""
+    one = a_round(1.0, 4)
+
+    assert paired([one], APART["cuda"]).error == pytest.approx(0.004, rel=0.01)
+    assert paired([one, [], one], APART["cuda"]).error == pytest.approx(0.004, rel=0.01)
+    assert paired([one, one], APART["cuda"]).error == pytest.approx(0.0015, rel=0.02)
+    assert paired([one] * 4, APART["cuda"]).error == pytest.approx(0.0015 / math.sqrt(2), rel=0.02)
+
+
+def test_rounds_of_one_start_that_disagree_widen_the_interval():
+    """Four rounds, two of which the same arm started are 2% apart: no number of visits makes the difference known to less."""
+    rounds = [a_round(shift, seed) for seed, shift in enumerate((1.0, 1.0, 1.02, 1.0))]
+    found = paired(rounds, APART["cuda"])
+
+    assert found.error == pytest.approx(math.log(1.02) / 4, rel=0.02)
+    assert found.freedom < 2.5
+    assert found.log_ratio == pytest.approx(math.log(1.02) / 4, abs=1e-4)
+
+
+def a_round(shift, seed):
+    return [(1e-4, sample) for sample in visits(random.Random(seed), 1e-4 * shift, 1e-4, 8)]
 
 
 def test_a_visit_in_which_something_else_ran_hides_nothing():
@@ -77,8 +102,8 @@ def test_a_visit_in_which_something_else_ran_hides_nothing():
     pairs = [(a, b) for a, b in zip(*(visits(chance, s, 0.002, 16) for s in (1e-4, 1.02e-4)), strict=True)]
     spoiled = [*pairs[:15], (pairs[15][0], 3 * pairs[15][1])]
 
-    assert paired([spoiled]).ratio == pytest.approx(1.02, abs=0.002)
-    assert paired([spoiled]).p_above(1.01) < 1e-4
+    assert paired([spoiled], EXACT).ratio == pytest.approx(1.02, abs=0.002)
+    assert paired([spoiled], EXACT).p_above(1.01) < 1e-4
     assert unpaired(*([pair[i] for pair in spoiled] for i in (0, 1))).p_above(1.01) < 1e-4
 
 
@@ -86,7 +111,7 @@ def test_visits_that_agree_to_the_digit_leave_some_doubt():
     """Event timers count in steps: five equal readings are no proof of a difference of a hundred-thousandth."""
     low, high = unpaired([1.0] * 5, [1.00001] * 5).interval(0.95)
     assert low < 1 < high
-    low, high = paired([[(1.0, 1.00001)] * 8]).interval(0.95)
+    low, high = paired([[(1.0, 1.00001)] * 8], EXACT).interval(0.95)
     assert low < 1 < high
 
 
