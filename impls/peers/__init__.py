@@ -155,6 +155,11 @@ PEERS: tuple[Impl, ...] = (
     ),
     # cache_write
     _peer(
+        "flashinfer.append", "flashinfer_write:CacheWrite", op="cache_write", layouts=(NHD, HND), lse=True,
+        limits=Limits(dtypes=HALVES, head_dims=FLASHINFER_DIMS | {512}), available="impls.peers.libraries:flashinfer",
+        note="FlashInfer's append_paged_kv_cache, a thread for each 16 bytes of a token",
+    ),
+    _peer(
         "vllm.reshape_and_cache_flash", "vllm_kernels:CacheWrite", op="cache_write", layouts=(NHD, HND, KV_NHD), lse=True,
         limits=Limits(features=frozenset({"e4m3"})),
         available="impls.peers.libraries:vllm_kernels", note="vLLM's scatter by strides, one CTA a token",

@@ -2,8 +2,8 @@
 
 Signatures of flashinfer-python 0.6.12: flashinfer/decode.py (BatchDecodeWithPagedKVCacheWrapper,
 xqa_batch_decode_with_kv_cache), flashinfer/attention/_core.py (BatchAttention), flashinfer/prefill.py
-(BatchPrefillWithPagedKVCacheWrapper) and flashinfer/cascade.py; refusals also of csrc/batch_decode.cu, csrc/batch_prefill.cu,
-include/flashinfer/utils.cuh (groups), xqa.py and jit/xqa.py.
+(BatchPrefillWithPagedKVCacheWrapper), flashinfer/cascade.py and flashinfer/page.py; refusals also of csrc/page.cu,
+csrc/batch_decode.cu, csrc/batch_prefill.cu, include/flashinfer/utils.cuh (groups), xqa.py and jit/xqa.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ SEMAPHORES = 4096  # bytes; the library's are 8 MiB
 
 def module():
     """The package and its module of decode."""
-    package, decode = types.ModuleType("flashinfer"), types.ModuleType("flashinfer.decode")
+    package, decode, page = (types.ModuleType(f"flashinfer{name}") for name in ("", ".decode", ".page"))
     package.BatchDecodeWithPagedKVCacheWrapper = BatchDecodeWithPagedKVCacheWrapper
     package.BatchAttention = BatchAttention
     package.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper
     package.MultiLevelCascadeAttentionWrapper = MultiLevelCascadeAttentionWrapper
     package.merge_state_in_place = merge_state_in_place
     decode.xqa_batch_decode_with_kv_cache = xqa_batch_decode_with_kv_cache
-    return {"flashinfer": package, "flashinfer.decode": decode}
+    page.append_paged_kv_cache = append_paged_kv_cache
+    return {"flashinfer": package, "flashinfer.decode": decode, "flashinfer.page": page}
 
 
 def by_token(caches, kv_layout):
@@ -36,6 +37,20 @@ def by_token(caches, kv_layout):
     key, value = caches
     require(key.stride() == value.stride(), "strides of K and V must be equal")
     return (key, value) if kv_layout == "NHD" else (key.transpose(1, 2), value.transpose(1, 2))
+
+
+def append_paged_kv_cache(
+    append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, kv_last_page_len, kv_layout="NHD"
+):
+    caches, tokens = by_token(paged_kv_cache, kv_layout), len(append_key)
+    page_size = caches[0].shape[1]
+    require(len(batch_indices) == len(positions) == tokens, "a sequence and a position for each token")
+    require(len(kv_indptr) == len(kv_last_page_len) + 1, "kv_indptr.size(0) must be batch_size + 1")
+    for table in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
+        require(table.dtype == torch.int32 and table.is_contiguous(), "tables are contiguous, of 32 bits")
+    at = kv_indptr[batch_indices] * page_size + positions
+    for cache, new in zip(caches, (append_key, append_value), strict=True):
+        cache[kv_indices[at // page_size], at % page_size] = new
 
 
 def require_tensor(tensor, shape, dtype, name):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from harness.ops.cache_write import CacheWriteCase
 from impls.peers import flashinfer, flashinfer_prefill
 from tests.peers import fake_flashinfer
 from tests.peers.conftest import CASES, SHARED
@@ -106,3 +107,22 @@ def test_strided_outputs_are_refused_where_strides_are_not_looked_at(measured):
     (record, _) = measured("peer.flashinfer.decode", CASES["ragged"]).values()
 
     assert record.check["relations"]["strided_query"].startswith("refused: ValueError: out must be contiguous")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "reason"),
+    [
+        ({"num_padding": 0}, "ok", None),
+        ({"num_padding": 0, "order": "runs", "block_size": 24}, "ok", None),
+        ({"num_padding": 0, "num_tokens": 0}, "ok", None),
+        ({"num_padding": 3}, "unsupported", "writes every token, so no slot may be -1"),
+        ({"num_padding": 0, "num_kv_heads": 40, "head_dim": 256}, "unsupported",
+         "has a thread for each 16 bytes of a token's keys, 1024 at most (got 1280)"),
+    ],
+    ids=["decode", "prefill", "nothing", "padded", "wide"],
+)  # fmt: skip
+def test_appended_keys_and_values_are_in_their_slots(measured, fields, status, reason):
+    """Each token a page of its own of one sequence, whatever its slot."""
+    wanted = {"num_kv_heads": 2, "head_dim": 64, "block_size": 16, "num_tokens": 40, "num_blocks": 8} | fields
+    for layout, record in measured("peer.flashinfer.append", CacheWriteCase(name="peers.append", **wanted)).items():
+        assert (layout, record.status, record.reason) == (layout, status, reason)
