@@ -137,7 +137,11 @@ class Engine:
 
     def submit(self, prompt: Iterable[int], sampling: Sampling | None = None, request_id: Hashable = None,
                salt: Hashable = None) -> Hashable:  # fmt: skip
-        """Queue a request; returns its id, one nobody has where none is given. Raises InvalidRequest."""
+        """Queue a request; returns its id, one nobody has where none is given. Raises InvalidRequest.
+
+        UsageError where the engine serves nobody any more.
+        """
+        self._require_open("submit")
         if request_id is None:
             request_id = next(name for name in map("request-{}".format, self._ids) if name not in self.scheduler.groups)
         request = Request.of(request_id, prompt, sampling or Sampling(), salt)
@@ -201,6 +205,12 @@ class Engine:
             if not group.is_done:  # whoever listened has gone
                 self.abort(request_id)
 
+    def _require_open(self, door: str) -> None:
+        if "runner" not in self.__dict__:
+            raise UsageError(f"Engine.{door}: the engine is closed")
+        if not is_bound(self.model.module, self.handle):
+            raise UsageError(f"Engine.{door}: the model serves another engine, made later: one model, one engine at a time")
+
     # A step
 
     @torch.inference_mode()
@@ -210,10 +220,7 @@ class Engine:
         A step that breaks off, wherever and by whatever, ends all requests as abort() would and empties the pool: what
         they were to feed and move may be in no block.
         """
-        if "runner" not in self.__dict__:
-            raise UsageError("Engine.step: the engine is closed")
-        if not is_bound(self.model.module, self.handle):
-            raise UsageError("Engine.step: the model serves another engine, made later: one model, one engine at a time")
+        self._require_open("step")
         try:
             return self._step()
         except BaseException:  # also an interrupt, which most often comes while the device is waited for

@@ -92,6 +92,7 @@ class PagedAttention:
             raise InvalidLength(
                 f"PagedAttention: num_heads must be a multiple of num_kv_heads, got {num_heads}, {num_kv_heads}"
             )
+        _require_device(device)
         self._manager = BlockManager(num_blocks, block_size)
         heads = {"num_q_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
         given = {
@@ -259,3 +260,11 @@ def _hashable(request_id: Hashable, who: str) -> Hashable:
     if not isinstance(request_id, Hashable):
         raise InvalidId(f"PagedAttention.{who}: request_id must be hashable, got {request_id!r}")
     return request_id
+
+
+def _require_device(device: str) -> None:
+    """Raise InvalidLength for a GPU that is not there."""
+    import torch
+
+    if device.startswith("cuda") and (torch.device(device).index or 0) >= (seen := torch.cuda.device_count()):
+        raise InvalidLength(f"PagedAttention: device must be one of the {seen} CUDA devices that torch sees, got {device!r}")

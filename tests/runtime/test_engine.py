@@ -249,10 +249,14 @@ def test_blocks_are_copied_on_write_once_answers_part():
 
 def test_a_model_serves_one_engine_at_a_time():
     """The caches are the later one's: the earlier one says so, and does not write into them."""
-    earlier, later = Watched(model()), Watched(model())
+    tiny = model()
+    earlier = Watched(tiny)
     earlier.submit([1, 2], Sampling(max_tokens=2))
-    with pytest.raises(UsageError, match="serves another engine"):
+    later = Watched(tiny)
+    with pytest.raises(UsageError, match=r"Engine\.step: the model serves another engine"):
         earlier.step()
+    with pytest.raises(UsageError, match=r"Engine\.submit: the model serves another engine"):
+        earlier.submit([1, 2])
     earlier.close()
 
     assert len(later.generate([[1, 2]], Sampling(max_tokens=2, ignore_eos=True))[0][0].tokens) == 2
@@ -292,8 +296,9 @@ def test_a_closed_engine_says_so():
     engine.close()
     engine.close()
 
-    with pytest.raises(UsageError, match="the engine is closed"):
-        engine.generate([[1]], Sampling(max_tokens=1))
+    for door in (engine.step, lambda: engine.submit([1]), lambda: engine.generate([[1]], Sampling(max_tokens=1))):
+        with pytest.raises(UsageError, match="the engine is closed"):
+            door()
 
 
 def test_changes_are_made_to_given_settings():

@@ -165,11 +165,11 @@ def test_it_refuses_what_was_not_allocated():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"num_heads": 0}, {"head_dim": 16.0}, {"num_kv_heads": 0}, {"num_kv_heads": -2}, {"dtype": "f8"}],
+    [{"num_heads": 0}, {"head_dim": 16.0}, {"num_kv_heads": 0}, {"num_kv_heads": -2}, {"dtype": "f8"}, {"device": "cuda:99"}],
 )
 def test_sizes_that_cannot_be_meant_are_refused(wrong):
-    """Zero KV heads are not "as many as heads", and an unknown dtype is told."""
-    with pytest.raises(InvalidLength, match=r"PagedAttention: (num_heads|head_dim|num_kv_heads|dtype) must be "):
+    """Zero KV heads are not "as many as heads", and an unknown dtype or a GPU that is not there is told."""
+    with pytest.raises(InvalidLength, match=r"PagedAttention: (num_heads|head_dim|num_kv_heads|dtype|device) must be "):
         PagedAttention(**{"num_heads": 2, "head_dim": 16, "block_size": 4, "num_blocks": 4} | wrong)
 
 
