@@ -100,6 +100,7 @@ class Prefixes:
         self._kernels: tuple[Kernel, Kernel] | None = None
         self.runs: list[Run] = []
         self._told = NOTHING
+        self._apart = b""
 
     @property
     def workspace_bytes(self) -> int:
@@ -116,7 +117,7 @@ class Prefixes:
 
     def plan(self, step: AttentionStep) -> bool:
         """Find what is shared, and tell the kernels. Returns whether they are to be launched."""
-        self.runs = self._find(step)
+        self.runs = [] if self._begin_apart(step.host_block_tables) else self._find(step)
         if self.runs and self._kernels is None:
             self._prepare()
         shared = (self.runs, step.host_query_start_loc.tolist()) if self.runs else NOTHING
@@ -125,15 +126,25 @@ class Prefixes:
             self._told = shared
         return bool(self.runs)
 
+    def _begin_apart(self, tables: np.ndarray) -> bool:
+        """Whether no two sequences begin with the same block: nearly always, and mostly they are those of the step before."""
+        if not tables.size:
+            return True
+        first = tables[:, 0].tobytes()
+        if first != self._apart:
+            ids = tables[:, 0].tolist()
+            if len(set(ids)) < len(ids):
+                return False
+            self._apart = first
+        return True
+
     def _find(self, step: AttentionStep) -> list[Run]:
         tables, seq_lens = step.host_block_tables, step.host_seq_lens
-        if len(tables) < 2 or not tables.shape[1]:
-            return []
-        first = np.sort(tables[seq_lens > 0, 0])
-        if not (first[1:] == first[:-1]).any():  # nearly always: no two sequences begin alike
-            return []
         q_lens = np.diff(step.host_query_start_loc)
         most = np.where(q_lens > 0, np.minimum(seq_lens - q_lens, tables.shape[1] * self._spec.block_size), 0)
+        ids = tables[most >= self._unit, 0].tolist()
+        if len(set(ids)) == len(ids):  # those that begin alike are empty, or pad a batch
+            return []
         runs = find_runs(tables, np.maximum(most, 0).tolist(), self._spec.block_size, self._unit, self._always)
         pays = sum(run.saved for run in runs) * token_bytes(self._spec) > LAUNCH_BYTES
         return runs if pays or self._always else []

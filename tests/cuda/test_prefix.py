@@ -113,6 +113,62 @@ def test_sharing_is_looked_for_where_it_could_pay(spec, pays):
     assert may_share(spec) is pays
 
 
+class Step:
+    """What `plan` looks at; one query token a sequence unless said otherwise."""
+
+    def __init__(self, tables, seq_lens, q_lens=None):
+        self.host_block_tables, self.host_seq_lens = tables, np.array(seq_lens, np.int32)
+        self.host_query_start_loc = np.cumsum([0, *(q_lens or [1] * len(seq_lens))]).astype(np.int32)
+
+
+@pytest.fixture
+def prefixes(monkeypatch):
+    """Of up to 24 sequences of 8 blocks, any run worth a launch; nothing is compiled, nothing told."""
+    for name in ("_prepare", "_tell"):
+        monkeypatch.setattr(prefix.Prefixes, name, lambda *_: None)
+    return prefix.Prefixes(spec_of(24, 8 * BLOCK, params={"prefix": "always"}), SMS, "sm_90")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_is_looked_at_whatever_the_one_before_was(prefixes, seed):
+    """Tables and lengths that change in place: what is found is what a look at all of them finds."""
+    rng = np.random.default_rng(seed)
+    tables = np.arange(12 * 8, dtype=np.int32).reshape(12, 8)
+    for _ in range(30):
+        change, seq = rng.integers(4), rng.integers(12)
+        if change == 0:
+            tables[seq] = np.arange(8) + 8 * seq
+        elif change == 1:
+            tables[seq, : rng.integers(9)] = tables[rng.integers(12), 0]
+        elif change == 2:
+            tables[seq] = tables[rng.integers(12)]
+        step = Step(tables[: rng.integers(1, 13)], [])
+        step = Step(step.host_block_tables, rng.integers(0, 8 * BLOCK + 1, len(step.host_block_tables)).tolist())
+        prefixes.plan(step)
+
+        most = np.maximum(step.host_seq_lens - 1, 0).tolist()
+        assert prefixes.runs == find_runs(step.host_block_tables, most, BLOCK, prefixes._unit, always=True)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([Step(tables_of([1, 2], [3, 2]), [40, 40])], id="other first blocks"),
+        pytest.param([Step(tables_of([1, 2], [3, 2]), [40, 40]), Step(tables_of([1, 2], [3, 9]), [41, 41])], id="a step later"),
+        pytest.param([Step(tables_of([7, 1], [3, 2], [7, 1]), [0, 40, 40])], id="an empty sequence's unused entry"),
+        pytest.param([Step(tables_of([5, 2], [0, 0], [0, 0]), [40, 1, 1])], id="padding of a batch"),
+        pytest.param([Step(tables_of([1, 2], [1, 3]), [17, 16], [2, 1])], id="a block that not all query tokens see"),
+        pytest.param([Step(tables_of([1]), [40])], id="one sequence"),
+        pytest.param([Step(np.zeros((2, 0), np.int32), [0, 0]), Step(np.zeros((0, 3), np.int32), [])], id="no tables"),
+    ],
+)
+def test_what_cannot_be_shared_is_not_searched(prefixes, monkeypatch, steps):
+    """First blocks say so."""
+    monkeypatch.setattr(prefix, "find_runs", lambda *_: pytest.fail("tables are searched"))
+    for step in steps:
+        assert prefixes.plan(step) is False
+
+
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("arch", "changes"), [("sm_80", {}), ("sm_90", {"softcap": 30.0})], ids=["sm_80", "softcap"])
