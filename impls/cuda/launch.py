@@ -5,8 +5,9 @@ A signature is one letter a parameter of the kernel, in order, as in `struct`:
     P  pointer        i I  int32, uint32        q Q  int64, uint64        f d  float, double
     48s               a struct of 48 bytes passed by value, given as bytes
 
-All values of a launch are packed by one call into one buffer that the driver reads; the addresses in it never change. On the
-host a launch costs about 1.5 microseconds here and in the driver's binding, and then what the driver itself takes.
+All values of a launch are packed by one call into one buffer that the driver reads; the addresses in it never change, nor, from
+one launch to the next, does what else the driver is told: grid, threads, stream. On the host a launch costs about 0.6
+microseconds here and in the driver's binding, and then what the driver itself takes. docs/kernels.md, "On the host".
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Packer:
     """Kernel parameters in one buffer; `address` is what cuLaunchKernel takes. Needs no driver.
 
     pack(*values) puts the values of all parameters; raises struct.error when their number or types differ from the signature.
+    `buffer` is where they lie, as `struct` lays them out, for who rewrites a part.
     """
 
     def __init__(self, signature: str) -> None:
@@ -43,17 +45,18 @@ class Packer:
         offsets = [struct.calcsize("@" + "".join(parameters[:n]) + "0" + p[-1]) for n, p in enumerate(parameters)]
         self.sizes = [struct.calcsize("@" + parameter) for parameter in parameters]
         layout = struct.Struct("@" + signature)
-        self._buffer = ctypes.create_string_buffer(max(layout.size, 1))
-        base = ctypes.addressof(self._buffer)
+        held = ctypes.create_string_buffer(max(layout.size, 1))
+        base, self.buffer = ctypes.addressof(held), memoryview(held).cast("B")
         self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(base + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
-        self.pack = functools.partial(layout.pack_into, self._buffer, 0)
+        self.pack = functools.partial(layout.pack_into, self.buffer, 0)
 
 
 class Launcher:
     """A kernel loaded on its device, which must be torch's current one: launch(grid, threads, stream, *values).
 
-    An `early` one may begin before the launch before it in the stream ends, and waits for that itself: early.cuh.
+    An `early` one may begin before the launch before it in the stream ends, and waits for that itself: early.cuh. Compute
+    capability 9.0 and newer.
     """
 
     def __init__(self, kernel: Kernel, signature: str, shared_bytes: int, early: bool = False) -> None:
@@ -61,8 +64,9 @@ class Launcher:
         from cuda.bindings import driver
 
         self._entry, self._shared_bytes = kernel.entry, shared_bytes
-        self._packer = Packer(signature)
-        self._launch = early_launch(driver) if early else driver.cuLaunchKernel
+        self.parameters = Packer(signature)
+        self._launch, self._config = driver.cuLaunchKernelEx, config_of(driver, shared_bytes, early)
+        self._told: tuple[Any, ...] = ()
         self._device = device_index(str(kernel.device))
         with torch.cuda.device(self._device):
             self._enter(driver)
@@ -70,19 +74,35 @@ class Launcher:
 
     def __call__(self, grid: tuple[int, int, int], threads: int, stream: int, *values: Any) -> None:
         """Launch `grid` CTAs of `threads` threads on the raw `stream`. An empty grid launches nothing."""
-        x, y, z = grid
-        if not (x and y and z):
-            return
-        self._packer.pack(*values)
-        arguments = (self._function, x, y, z, threads, 1, 1, self._shared_bytes, stream, self._packer.address, 0)
-        answer = self._launch(*arguments)
-        if answer[0] == NO_CONTEXT:  # a thread that has not used its device yet
-            from cuda.bindings import driver
+        self.parameters.pack(*values)
+        self.enqueue(grid, threads, stream)
 
-            self._enter(driver)
-            answer = self._launch(*arguments)
+    def enqueue(self, grid: tuple[int, int, int], threads: int, stream: int) -> None:
+        """As a call, with what `parameters` hold."""
+        if (grid, threads, stream) != self._told:
+            if not all(grid):
+                return
+            self._tell(grid, threads, stream)
+        answer = self._launch(self._config, self._function, self.parameters.address, 0)
         if answer[0]:
-            self._must(f"cuLaunchKernel of grid {grid}, {threads} threads", answer)
+            self._again(answer)
+
+    def _tell(self, grid: tuple[int, int, int], threads: int, stream: int) -> None:
+        """Write down where and how large; it stays for the launches to come."""
+        config, self._told = self._config, ()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.hStream = threads, stream
+        self._told = (grid, threads, stream)
+
+    def _again(self, answer: tuple[Any, ...]) -> None:
+        """Launch once more where the thread had no context, since it has not used its device yet; raise all else."""
+        from cuda.bindings import driver
+
+        if answer[0] == NO_CONTEXT:
+            self._enter(driver)
+            answer = self._launch(self._config, self._function, self.parameters.address, 0)
+        grid, threads, _ = self._told
+        self._must(f"cuLaunchKernelEx of grid {grid}, {threads} threads", answer)
 
     def _enter(self, driver: Any) -> None:
         """Make the context that torch uses the thread's own: tensors and streams live in it.
@@ -111,8 +131,8 @@ class Launcher:
                 break
             self._must("cuKernelGetParamInfo", (status,))
             sizes.append(size)
-        if sizes != self._packer.sizes:
-            raise CudaError(f"{self._entry}: the signature's parameters have {self._packer.sizes} bytes, the kernel's {sizes}")
+        if sizes != (ours := self.parameters.sizes):
+            raise CudaError(f"{self._entry}: the signature's parameters have {ours} bytes, the kernel's {sizes}")
 
     def _must(self, call: str, answer: tuple[Any, ...]) -> Any:
         from cuda.bindings import driver
@@ -124,26 +144,29 @@ class Launcher:
         return results[0] if results else None
 
 
-def early_launch(driver: Any) -> Callable[..., Any]:
-    """Return what is called as cuLaunchKernel is, and lets the kernel begin early. Compute capability 9.0 and newer."""
-    attribute, value, config = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue(), driver.CUlaunchConfig()
-    value.programmaticStreamSerializationAllowed = 1
-    attribute.id, attribute.value = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value
-    config.attrs, config.numAttrs = [attribute], 1
+def config_of(driver: Any, shared_bytes: int, early: bool) -> Any:
+    """Return a CUlaunchConfig that lacks the grid, the threads in x and the stream."""
+    config = driver.CUlaunchConfig()
+    config.blockDimY, config.blockDimZ, config.sharedMemBytes = 1, 1, shared_bytes
+    if early:
+        attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+        value.programmaticStreamSerializationAllowed = 1
+        attribute.id, attribute.value = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value
+        config.attrs, config.numAttrs = [attribute], 1
+    return config
 
-    def launch(function: Any, *values: int) -> Any:
-        *sizes, config.sharedMemBytes, config.hStream, parameters, extra = values
-        config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ = sizes
-        return driver.cuLaunchKernelEx(config, function, parameters, extra)
 
-    return launch
+@functools.cache
+def _streams() -> Callable[[int], int]:
+    import torch
+
+    streams: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return streams
 
 
 def raw_stream(device_index: int) -> int:
     """Return torch's current stream as a number, for `Launcher`; cheaper than `torch.cuda.current_stream()`."""
-    import torch
-
-    return int(torch._C._cuda_getCurrentRawStream(device_index))
+    return _streams()(device_index)
 
 
 def device_index(device: str) -> int:

@@ -17,6 +17,7 @@ from harness.registry import Unsupported
 from impls.cuda import fragments, jit
 from impls.cuda.attention import Attention, Shape, load
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
+from impls.cuda.parts import Parts
 from impls.cuda.split_kv import count_sms
 from impls.cuda.toolkit import why_older
 
@@ -180,7 +181,8 @@ class TensorCore(Attention):
         self._arrived = workspace(counters, torch.int32, spec.device).zero_()  # every launch leaves zeros
         self.workspace_bytes = self._own_bytes = 4 * (self._workspace.numel() + counters)
         sums = self._workspace.data_ptr()
-        self._extra = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr(), self._lanes)
+        own = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr(), self._lanes)
+        self._parts = Parts(self._kernel.parameters.buffer, shape, own)
         self._grid, self._threads = (self._num_ctas, 1, 1), 32 * self._teams.warps
         self.ledger["teams"] = f"{num_teams} of {self._teams.team} warps, {self._lanes} heads side by side"
 
@@ -198,6 +200,7 @@ class TensorCore(Attention):
     def plan(self, step: AttentionStep) -> None:
         """As Attention.plan; and find prefixes that are worth sharing."""
         super().plan(step)
+        self._parts.plan(*self._planned)
         if self._prefixes is None:
             return
         self._shares = self._prefixes.plan(step)
@@ -206,11 +209,20 @@ class TensorCore(Attention):
             self.workspace_bytes = self._own_bytes + self._prefixes.workspace_bytes
             self.ledger["prefixes"] = f"{len(self._prefixes.runs)} runs of blocks read once"
 
-    def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
-        if self._shares and self._prefixes is not None:
-            self._prefixes.enqueue(stream, values)
+    def _pack(self, pointers: tuple[int, ...], tail: tuple[Any, ...]) -> tuple[bytes, ...]:
+        return self._parts.pack(pointers, tail)
+
+    def _submit(self, stream: int, pointers: tuple[int, ...], tail: tuple[Any, ...], packed: tuple[bytes, ...]) -> None:
+        if self._shares:
+            super()._submit(stream, pointers, tail, packed)
             return
-        self._kernel(self._grid, self._threads, stream, *values, *self._extra)
+        self._parts.pointers[:], self._parts.verified[:] = packed
+        self._kernel.enqueue(self._grid, self._threads, stream)
+
+    def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
+        """Of shared prefixes."""
+        assert self._prefixes is not None
+        self._prefixes.enqueue(stream, values)
 
 
 def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:

@@ -64,11 +64,14 @@ class Emulated:
 
     def __init__(self, build: Build, signature: str) -> None:
         self._run = library(build.source, build.entry, tuple(build.macros.items())).run
-        self._packer = Packer(signature)
+        self.parameters = Packer(signature)
 
     def __call__(self, grid, threads, stream, *values) -> None:
-        self._packer.pack(*values)
-        failure = self._run(grid[0], threads, ctypes.c_void_p(self._packer.address), self.seed)
+        self.parameters.pack(*values)
+        self.enqueue(grid, threads, stream)
+
+    def enqueue(self, grid, threads, stream) -> None:
+        failure = self._run(grid[0], threads, ctypes.c_void_p(self.parameters.address), self.seed)
         self.seed += 1
         if failure:
             raise AssertionError(failure.decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 import weakref
 
 import numpy as np
@@ -13,7 +14,7 @@ from harness.ops.attention import AttentionSpec, AttentionStep
 from harness.ops.layouts import HND, KV_NHD
 from harness.registry import Unsupported
 from impls.cuda import attention
-from impls.cuda.attention import SIGNATURE, Attention, Shape
+from impls.cuda.attention import LAYER, SIGNATURE, Attention, Shape
 from impls.cuda.group import Group
 from impls.cuda.launch import Packer
 from impls.cuda.split_kv import LONG_SPLIT, MAX_SPLITS, MAX_WORKSPACE_BYTES, plan_splits
@@ -225,6 +226,20 @@ def test_tensors_that_passed_are_checked_again_for_another_step(kernel):
 
     with pytest.raises(ValueError, match=r"query must have shape \(1, 4, 16\)"):
         kernel.launch(**tensors)
+
+
+def test_a_tensor_passed_by_name_is_noticed_when_its_memory_is_another(monkeypatch):
+    """As when weights are loaded again into the same parameter: the kernel is told the new address."""
+    monkeypatch.setattr(attention, "device_index", lambda device: 0)
+    monkeypatch.setattr(attention, "raw_stream", lambda index: 99)
+    kernel = Recorded(dataclasses.replace(SMALL, sinks=True))
+    tensors, sinks = tensors_of(2), torch.zeros(4)
+    kernel.plan(step_of([5, 12]))
+    for data in (sinks.data, torch.ones(4)):
+        sinks.data = data
+        kernel.launch(**tensors, sinks=sinks)
+
+        assert struct.unpack("@" + LAYER, kernel.launched[1][-1])[1] == data.data_ptr()
 
 
 def test_tensors_that_passed_are_not_kept(kernel):

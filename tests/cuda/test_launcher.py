@@ -7,10 +7,13 @@ import re
 import struct
 
 import pytest
+from cuda.bindings import driver as bindings
 from cuda.bindings.driver import CUresult
 
 from impls.cuda import attention, jit, prefill, split_kv, tensor_core
-from impls.cuda.launch import CudaError, Launcher, Packer, early_launch
+from impls.cuda.attention import PLANNED, POINTERS, VERIFIED, Shape
+from impls.cuda.launch import CudaError, Launcher, Packer, config_of
+from impls.cuda.parts import Parts
 
 
 def test_each_pointer_leads_to_its_value():
@@ -35,22 +38,6 @@ def test_addresses_stay_while_values_change():
 
     assert (packer.address, list((ctypes.c_void_p * 2).from_address(packer.address))) == before
     assert ctypes.c_int32.from_address(before[1][1]).value == 4
-
-
-def test_an_early_launch_says_what_an_ordinary_one_does(monkeypatch):
-    """Sizes, memory, stream and parameters as cuLaunchKernel is given them, and that it need not wait."""
-    driver = pytest.importorskip("cuda.bindings.driver")
-    asked = []
-    monkeypatch.setattr(driver, "cuLaunchKernelEx", lambda *values: asked.append(values) or (0,))
-    launch = early_launch(driver)
-
-    assert launch("function", 132, 1, 1, 256, 2, 3, 4096, 77, 1234, 0) == (0,)
-    ((config, *rest),) = asked
-    assert rest == ["function", 1234, 0]
-    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (132, 1, 1)
-    assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (256, 2, 3)
-    assert (config.sharedMemBytes, int(config.hStream), config.numAttrs) == (4096, 77, 1)
-    assert config.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
 @pytest.mark.parametrize("signature", ["PPx", "P s", "P4", "?"])
@@ -106,25 +93,101 @@ class Driver:
         return call
 
 
-def loaded(monkeypatch, driver, signature="Pi"):
+def loaded(monkeypatch, driver, signature="Pi", early=False):
     """A launcher that was loaded by `driver`."""
     import cuda.bindings
 
     monkeypatch.setattr(cuda.bindings, "driver", driver)
     launcher = Launcher.__new__(Launcher)
-    launcher._entry, launcher._shared_bytes, launcher._device, launcher._function = "kernel", 0, 0, 0
-    launcher._packer, launcher._launch = Packer(signature), driver.cuLaunchKernel
+    launcher._entry, launcher._shared_bytes, launcher._device, launcher._function, launcher._told = "kernel", 0, 0, 0, ()
+    launcher.parameters, launcher._launch = Packer(signature), driver.cuLaunchKernelEx
+    launcher._config = config_of(bindings, 4096, early)
     return launcher
+
+
+class Noted(Driver):
+    """Notes what each launch says."""
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        self.calls.append((
+            (config.gridDimX, config.gridDimY, config.gridDimZ), (config.blockDimX, config.blockDimY, config.blockDimZ),
+            config.sharedMemBytes, int(config.hStream), [attribute.id.name for attribute in config.attrs], parameters, extra,
+        ))
+        return (CUresult.CUDA_SUCCESS,)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_launch_says_grid_threads_memory_stream_and_parameters(monkeypatch, early):
+    """Each time what it was called with, whatever the launch before it said; and whether it need not wait."""
+    driver = Noted()
+    launcher = loaded(monkeypatch, driver, early=early)
+    one = ((132, 1, 1), 256, 77)
+    calls = [one, one, ((132, 1, 1), 256, 78), ((3, 4, 5), 256, 78), ((3, 4, 5), 32, 78), one]
+    for grid, threads, stream in calls:
+        launcher(grid, threads, stream, 1, 2)
+
+    attributes = ["CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"] * early
+    wanted = [(grid, (threads, 1, 1), 4096, stream, attributes) for grid, threads, stream in calls]
+    assert [call[:5] for call in driver.calls] == wanted
+    assert {call[5:] for call in driver.calls} == {(launcher.parameters.address, 0)}
+
+
+def test_an_early_launch_need_not_wait():
+    """The value of its attribute."""
+    config = config_of(bindings, 0, early=True)
+
+    assert (config.numAttrs, config.attrs[0].value.programmaticStreamSerializationAllowed) == (1, 1)
+
+
+@pytest.mark.parametrize("grid", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_an_empty_grid_launches_nothing(monkeypatch, grid):
+    """The driver would refuse it; the launch after it is as if it had not been."""
+    driver = Noted()
+    launcher = loaded(monkeypatch, driver)
+    for called in ((2, 1, 1), grid, grid, (2, 1, 1)):
+        launcher(called, 32, 0, 1, 2)
+
+    assert [call[0] for call in driver.calls] == [(2, 1, 1)] * 2
+
+
+def test_a_launch_that_failed_is_an_error_with_its_size(monkeypatch):
+    """And the driver's own words; the next one is tried as before."""
+    status = CUresult.CUDA_ERROR_INVALID_VALUE
+    driver = Driver(
+        cuLaunchKernelEx=[(status,), (CUresult.CUDA_SUCCESS,)], cuGetErrorString=[(CUresult.CUDA_SUCCESS, b"invalid argument")]
+    )
+    launcher = loaded(monkeypatch, driver)
+
+    with pytest.raises(CudaError, match=r"cuLaunchKernelEx of grid \(7, 1, 1\), 32 threads answered .*: invalid argument"):
+        launcher((7, 1, 1), 32, 0, 1, 2)
+    launcher((7, 1, 1), 32, 0, 1, 2)
+
+
+@pytest.mark.parametrize("features", [(), ("sinks",)])
+def test_parts_are_what_all_values_at_once_are(features):
+    """Byte for byte, in whatever order they are put."""
+    shape = Shape(features=features)
+    pointers, planned = (1, 2, 3, 4, 5), (6, 7, 8, 9, 10, 11, 12)
+    tail, own = (13, 14, 15, 16, 0.5, *[b"layer" * 8] * bool(features)), (17, 18, 19, 20)
+    whole, packer = (Packer(shape.signature + tensor_core.OWN_SIGNATURE) for _ in range(2))
+    whole.pack(*pointers, *planned, *tail, *own)
+    parts = Parts(packer.buffer, shape, own)
+    for changed in ((21, 22, 23, 24, 25), pointers):
+        parts.pointers[:], parts.verified[:] = parts.pack(changed, tail)
+    parts.plan(*planned)
+
+    assert f"{POINTERS} {PLANNED} {VERIFIED}".replace(" ", "") == attention.SIGNATURE.replace(" ", "")
+    assert packer.buffer == whole.buffer
 
 
 def test_a_thread_that_has_not_used_its_device_enters_it(monkeypatch):
     """torch may give it memory without a call of the driver; a launch then finds no context, and makes torch's its own."""
-    driver = Driver(cuLaunchKernel=[(CUresult.CUDA_ERROR_INVALID_CONTEXT,), (CUresult.CUDA_SUCCESS,)])
+    driver = Driver(cuLaunchKernelEx=[(CUresult.CUDA_ERROR_INVALID_CONTEXT,), (CUresult.CUDA_SUCCESS,)])
     launcher = loaded(monkeypatch, driver)
     launcher((1, 1, 1), 32, 0, 1, 2)
 
     entered = ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"]
-    assert driver.calls == ["cuLaunchKernel", *entered, "cuLaunchKernel"]
+    assert driver.calls == ["cuLaunchKernelEx", *entered, "cuLaunchKernelEx"]
 
 
 def test_parameters_that_the_driver_does_not_tell_are_its_error(monkeypatch):
