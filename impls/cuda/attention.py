@@ -115,6 +115,7 @@ class Attention:
         self._heads = (spec.num_q_heads, spec.num_kv_heads)
         self._step: AttentionStep | None = None
         self._form: tuple[Any, ...] = ()
+        self._has_layer = bool(spec.features)
         self._named = tuple(name for name in LAYER_NAMES if name in spec.layer_shapes)
         #: by addresses: num_tokens, weak references to the tensors, their strides and scale as SIGNATURE ends, and LAYER, and
         #: what `_pack` makes of them
@@ -164,7 +165,7 @@ class Attention:
             and (not named or all(refs[5 + i]() is tensor for i, tensor in enumerate(named)))
         ):
             known, tail = tail, self._verify(pointers, query, key_cache, value_cache, out, lse)
-            if self._spec.features:
+            if self._has_layer:
                 tail = (*tail, self._pack_layer(named))
             if tail != known:  # other tensors than before at these addresses are most often of the same form
                 packed = self._pack(pointers, tail)

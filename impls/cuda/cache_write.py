@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.ops.dtypes import ITEMSIZE, torch_dtype
@@ -57,6 +58,7 @@ class CacheWrite(Prepared):
 
     def __init__(self, spec: CacheWriteSpec) -> None:
         self._shape, self._layer_shapes = Shape.of(spec), spec.layer_shapes
+        self._token_vectors = self._shape.token_vectors
         if spec.head_dim * ITEMSIZE[spec.cache_dtype] % VECTOR_BYTES:
             raise Unsupported(f"head_dim must be whole vectors of 16 bytes (got {spec.head_dim} of {spec.cache_dtype})")
         if spec.max_num_tokens * self._shape.token_vectors >= 2**32 - THREADS:
@@ -68,31 +70,37 @@ class CacheWrite(Prepared):
         self._form: tuple[Any, ...] = ()
 
     def plan(self, step: CacheWriteStep) -> None:
-        self._slot_mapping = step.slot_mapping
-        self._num_vectors = len(step.slot_mapping) * self._shape.token_vectors
+        self._slot_mapping = step.slot_mapping  # keeps alive what lies at the address
+        self._num_tokens, self._slots = step.slot_mapping.shape[0], step.slot_mapping.data_ptr()
+        self._num_vectors = self._num_tokens * self._token_vectors
+        self._grid = (-(-self._num_vectors // THREADS), 1, 1)
 
     def launch(
         self, key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, **layer: torch.Tensor
     ) -> None:
-        form = (len(self._slot_mapping), len(key), key.stride(), value.stride(), key_cache.stride(), value_cache.stride())
+        form = (self._num_tokens, key.shape, key.stride(), value.stride(), key_cache.stride(), value_cache.stride())
         if form != self._form:  # checked once for all launches on tensors of one form
-            if len(key) != len(self._slot_mapping):
-                raise ValueError(f"cuda.cache_write: planned for {len(self._slot_mapping)} tokens (got {len(key)})")
+            if len(key) != self._num_tokens:
+                raise ValueError(f"cuda.cache_write: planned for {self._num_tokens} tokens (got {len(key)})")
             tensors = {"key_cache": key_cache, "value_cache": value_cache, "key": key, "value": value}
             self._strides = [vector_stride(name, tensor) for name, tensor in tensors.items()]
             self._form = form
         pointers = (key_cache.data_ptr(), value_cache.data_ptr(), key.data_ptr(), value.data_ptr())
         if (pointers[0] | pointers[1] | pointers[2] | pointers[3]) % VECTOR_BYTES:
             raise ValueError(f"cuda.cache_write: tensors must begin at a multiple of 16 bytes (got addresses {pointers})")
-        scales = [layer[name] for name in self._layer_shapes]
-        for (name, shape), scale in zip(self._layer_shapes.items(), scales, strict=True):
+        scales = self._scales(layer) if self._layer_shapes else ()
+        self._kernel(
+            self._grid, THREADS, raw_stream(self._device_index),
+            *pointers, self._slots, *self._strides, self._num_vectors, *scales,
+        )
+
+    def _scales(self, layer: Mapping[str, torch.Tensor]) -> list[int]:
+        """Where the scales of a quantised cache are. Raises ValueError for one that the kernel would read wrongly."""
+        for name, shape in self._layer_shapes.items():
+            scale = layer[name]
             if tuple(scale.shape) != shape or scale.dtype != torch_dtype("f32") or not scale.is_contiguous():
                 raise ValueError(f"{name} must be contiguous float32 of shape {shape} (got {scale.dtype} {tuple(scale.shape)})")
-        self._kernel(
-            (-(-self._num_vectors // THREADS), 1, 1), THREADS, raw_stream(self._device_index),
-            *pointers, self._slot_mapping.data_ptr(), *self._strides, self._num_vectors,
-            *(scale.data_ptr() for scale in scales),
-        )
+        return [layer[name].data_ptr() for name in self._layer_shapes]
 
 
 def vector_stride(name: str, tensor: torch.Tensor) -> int:

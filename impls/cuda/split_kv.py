@@ -94,16 +94,15 @@ class SplitKv(Attention):
         num_sums = self._splits.count * spec.max_num_tokens * spec.num_q_heads * spec.head_dim
         self._sums = self._workspace.data_ptr()
         self._stats = self._sums + 4 * num_sums
+        self._head_ctas = spec.num_kv_heads * self._group.parts
 
     def _enqueue(self, stream: int, values: tuple[Any, ...]) -> None:
         spec, splits = self._spec, self._splits
-        ctas = self._num_tokens * spec.num_kv_heads * self._group.parts
-        self._split(
-            (ctas, splits.count, 1), self._group.threads, stream, *values, self._sums, self._stats, splits.min_tokens
-        )
+        grid = (self._num_tokens * self._head_ctas, splits.count, 1)
+        self._split(grid, self._group.threads, stream, *values, self._sums, self._stats, splits.min_tokens)
         if splits.count == 1:
             return
-        out, lse, starts, lens, num_seqs, out_stride = (values[i] for i in (0, 1, 6, 7, 8, 13))
+        (out, lse), (starts, lens, num_seqs), out_stride = values[:2], values[6:9], values[13]
         self._merge(
             (self._num_tokens * spec.num_q_heads, 1, 1), MERGE_THREADS, stream, out, lse, self._sums, self._stats,
             starts, lens, num_seqs, spec.num_q_heads, splits.count, splits.min_tokens, out_stride,
