@@ -39,7 +39,8 @@ class Record:
     toolchain                       versions of what built and ran it, and the project's revision
     check                           by input family ("plain", "needles"): worst error over what was allowed, and where
     format_error                    what a quantised cache changes in the output, whoever reads it: median L2 of rows, a share
-    launch_s, plan_s, host_s        GPU or wall seconds of one launch, of one plan, host seconds to enqueue a launch
+    launch_s, plan_s                GPU or wall seconds of one launch; of one plan from an idle device until it is idle again
+    host_s, plan_host_s             seconds after which a launch, a plan has returned to the host, in steady state
     traffic_bytes, flops            what must be moved and computed at least
     ceiling_s, ceiling_by           seconds in which the best reader reads the same blocks, and its name
     ceiling_share                   ceiling_s / launch_s
@@ -74,6 +75,7 @@ class Record:
     launch_s: Samples | None = None
     plan_s: Samples | None = None
     host_s: float | None = None
+    plan_host_s: float | None = None
     traffic_bytes: int | None = None
     flops: int | None = None
     unit: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -156,8 +158,8 @@ _LARGEST = 1e300
 _DEEPEST = 50
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {
-    "format_error", "host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s", "workspace_bytes", "power_w",
-    "energy_j",
+    "format_error", "host_s", "plan_host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s",
+    "workspace_bytes", "power_w", "energy_j",
 }
 _MAPPINGS = {"shape", "params", "check", "memory", "nvml", "serving"}
 #: mappings of names to texts

@@ -29,6 +29,10 @@ MAX_LAUNCHES = 4096
 #: A graph so long needs no replay before the one that is timed, and no slope: its launch is below a thousandth of it.
 LONG_S = 10e-3
 
+#: Calls in a row whose time on the host is taken, as of a model's layers: a stream holds many more, so none waits for room.
+#: And seconds that all bursts of a row may take, their number at most.
+BURST, BURSTS_S, MOST_BURSTS = 32, 50e-3, 16
+
 #: Seconds of work enqueued at a time while power is read: a few NVML queries take longer than a short graph.
 AHEAD_S = 50e-3
 
@@ -62,7 +66,9 @@ def make_timer(launches: Sequence[Launch], device: Device, graph: bool) -> Timer
         return WallTimer(launches)
     for launch in launches[:2]:
         launch()
-    affordable = max(8, int(CAPTURE_S / host_seconds(launches[:8], device, count=8)))
+    device.synchronize()
+    affordable = max(8, int(CAPTURE_S / statistics.median(_burst(launches[:8], 8))))
+    device.synchronize()
     sets = launches[:affordable]
     seconds = _estimate(sets)
     rounds = max(1, min(round(GRAPH_S / (seconds * len(sets)) + 0.5), min(affordable, MAX_LAUNCHES) // len(sets)))
@@ -254,20 +260,37 @@ class WallTimer:
         raise NotImplementedError("a CPU has no energy counter to hold a window for")
 
 
-def host_seconds(launches: Sequence[Launch], device: Device, count: int = 32) -> float:
-    """Median seconds the host needs to enqueue one launch, the device idle at the start."""
-    device.synchronize()
-    samples = []
-    for launch in itertools.islice(itertools.cycle(launches), count):
-        begin = time.perf_counter()
-        launch()
-        samples.append(time.perf_counter() - begin)
+def host_seconds(calls: Sequence[Launch], device: Device) -> float:
+    """Median seconds after which a call has returned to the host, in steady state.
+
+    Bursts of BURST calls, each from an idle device on, which nobody waits for until the burst is over. All are of the same
+    calls, so that what they touch is as warm as a loop over a model's layers leaves it; the first is not counted.
+    """
+    begin, samples, bursts = time.perf_counter(), [], 0
+    while bursts < 2 or (bursts < MOST_BURSTS and time.perf_counter() - begin < BURSTS_S):
+        device.synchronize()
+        taken = _burst(calls, BURST)
+        bursts += 1
+        if bursts > 1:
+            samples += taken
     device.synchronize()
     return statistics.median(samples)
 
 
+def _burst(calls: Sequence[Launch], count: int) -> list[float]:
+    """Seconds of each of `count` calls, in rotation; fewer of such as take the host BURSTS_S and more."""
+    taken: list[float] = []
+    for call in itertools.islice(itertools.cycle(calls), count):
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+        if sum(taken) > BURSTS_S:
+            break
+    return taken
+
+
 def plan_seconds(plan: Callable[[], None], device: Device, count: int = 5) -> list[float]:
-    """Wall seconds of single plans, until the device has finished each."""
+    """Wall seconds of single plans, the first ones, until the device has finished each: asking it is part of that."""
     samples = []
     for _ in range(count):
         device.synchronize()

@@ -66,6 +66,7 @@ def _case_columns(group: rows.CaseRows) -> Sequence[_Column]:
         ("to best", lambda r: units.ratio(group.to_best(r))),
         (f"interval {time.unit}", lambda r: units.interval(time, r.launch_s)),
         (f"plan {time.unit}", lambda r: time.show(r.plan_s.median if r.plan_s else None, 3)),
+        (f"host plan {time.unit}", lambda r: time.show(r.plan_host_s, 3)),
         (f"host {time.unit}", lambda r: time.show(r.host_s, 3)),
         ("workspace", lambda r: units.size(r.workspace_bytes)),
         ("peak", lambda r: units.size(rows.peak_bytes(r))),

@@ -23,7 +23,8 @@ FULL = dataclasses.replace(
     flags=("never converged", "throttled"), check={"plain": {"passed": False, "ratios": {"l2": 3.5}}},
     launch_s=Samples(median=2e-5, low=1.9e-5, high=2.1e-5, samples=(2e-5, 1.9e-5, 2.1e-5)),
     plan_s=Samples(median=1.0, low=1.0, high=1.0, samples=(1.0,)),
-    host_s=4e-6, traffic_bytes=2**40, flops=3, ceiling_s=1e-5, ceiling_by="torch.read[HND] width=4", ceiling_share=0.5,
+    host_s=4e-6, plan_host_s=2e-6, traffic_bytes=2**40, flops=3,
+    ceiling_s=1e-5, ceiling_by="torch.read[HND] width=4", ceiling_share=0.5,
     workspace_bytes=0, memory={"nvml_bytes": 7}, nvml={"sm_clock_mhz": 1980, "throttles": ["power cap"]}, power_w=650.5,
     energy_j=0.01, kernels=({"name": "k", "registers": 64},), ledger={"plan": "outside"},
     unit={"name": "cuda:1", "uuid": "GPU-0"},
@@ -125,7 +126,10 @@ ODD_LINES = [
     *((line(**{name: {"torch": value}}), f"{name} has the wrong type")
       for name in ("unit", "toolchain") for value in (None, 7, ["a"], {})),
     *((line(**{name: value}), f"{name} has the wrong type")
-      for name in ("host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w", "energy_j")
+      for name in (
+          "host_s", "plan_host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "workspace_bytes", "power_w",
+          "energy_j",
+      )
       for value in ("7", True, [1], math.nan, math.inf, 10**400)),
     *((line(**{name: value}), f"{name} has the wrong type") for name in ("reason", "ceiling_by") for value in (7, [], {})),
     *((line(flags=value), "flags has the wrong type") for value in (None, "a", {}, [7], [None])),

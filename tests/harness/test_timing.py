@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 
 import pytest
 
 from harness import selftest, timing
 from harness.device import find_device
-from harness.timing import VISIT_S, WallTimer, host_seconds, make_timer, plan_seconds
+from harness.timing import BURST, VISIT_S, WallTimer, host_seconds, make_timer, plan_seconds
 
 CPU = find_device("cpu")
 
@@ -119,9 +120,33 @@ def test_plans_are_timed_singly(clock):
     assert plan_seconds(clock.launch(lambda: next(durations)), CPU) == pytest.approx([0.5, 0.1, 0.2, 0.3, 0.4])
 
 
-def test_host_time_is_the_median_of_rotated_launches(clock):
-    """Half of the sets are slow: the median lies between."""
-    assert host_seconds([clock.launch(0.1), clock.launch(0.3)], CPU, count=4) == pytest.approx(0.2)
+def test_host_time_is_the_median_of_rotated_calls(clock):
+    """Half of them are slow: the median lies between."""
+    assert host_seconds([clock.launch(10e-6), clock.launch(30e-6)], CPU) == pytest.approx(20e-6)
+
+
+def test_the_first_burst_of_calls_is_not_counted(clock):
+    """What is compiled, cached or paged in then is no part of a steady state."""
+    durations = itertools.chain([1e-3] * BURST, itertools.repeat(5e-6))
+
+    assert host_seconds([clock.launch(lambda: next(durations))], CPU) == pytest.approx(5e-6)
+
+
+def test_host_time_does_not_wait_for_the_device(gpu, monkeypatch):
+    """It is synchronised between bursts only, and what that takes is nobody's time; a row takes BURSTS_S and no longer."""
+    waits, log = [], []
+    monkeypatch.setattr(type(gpu.device), "synchronize", lambda self: waits.append(len(log)) or gpu.launch(0.020)())
+
+    assert host_seconds([gpu.launch(5e-6, log)], gpu.device) == pytest.approx(5e-6)
+    assert waits == [0, BURST, 2 * BURST, 3 * BURST]
+
+
+def test_calls_that_take_the_host_long_are_few(clock):
+    """One to warm up and one that counts."""
+    log = []
+
+    assert host_seconds([clock.launch(0.3, log)], CPU) == pytest.approx(0.3)
+    assert len(log) == 2
 
 
 @pytest.mark.parametrize(
