@@ -201,6 +201,7 @@ def test_step_beyond_the_capacities_is_refused(kernel, step, rule):
         ("out", lambda t: t.float(), "out must have shape .* and type torch.bfloat16"),
         ("lse", lambda t: t.half(), "lse must have shape .* and type torch.float32"),
         ("key_cache", lambda t: t[:, :, :2], "key_cache must have shape"),
+        ("value_cache", lambda t: t.view(torch.float16), "value_cache must have shape .* and type torch.bfloat16"),
         ("query", lambda t: t.transpose(1, 2).contiguous().transpose(1, 2), "query must be contiguous, but for its first"),
         ("query", lambda t: torch.zeros(140, dtype=t.dtype)[4:132].view(2, 4, 16), "must begin at a multiple of 16 bytes"),
         ("query", lambda t: torch.zeros(2, 68, dtype=t.dtype)[:, :64].unflatten(1, (4, 16)), "rows must be a multiple of 16"),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import struct
 
 import pytest
+import torch
 
 from harness.ops.attention import AttentionSpec
 from harness.ops.layouts import HND, HND_SWIZZLED, KV_NHD
 from harness.registry import Unsupported
 from impls import IMPLS
-from impls.cuda import tensor_core, tensor_core_general, toolkit, verify
-from impls.cuda.attention import Shape
+from impls.cuda import attention, jit, tensor_core, tensor_core_general, toolkit, verify
+from impls.cuda.attention import LAYER, Shape
 from impls.cuda.builds import ARCHS, SHARED_LIMIT
+from impls.cuda.launch import Packer
+from tests.cuda.test_launch_plans import step_of as tables_of
 
 SMS = 132
 SPEC = AttentionSpec(
@@ -248,3 +252,69 @@ def test_lanes_and_columns_reach_every_head_once(num_kv_heads, team):
 
     assert heads == set(range(num_kv_heads))
     assert num_teams // lanes * lanes >= 0.95 * num_teams
+
+
+# What a launch passes
+
+class Launched:
+    """In place of a launcher: keeps where each launch went, and its parameters."""
+
+    def __init__(self, build, signature):
+        self.parameters, self.launches, self.signature = Packer(signature), [], signature
+
+    def enqueue(self, grid, threads, stream):
+        self.launches.append((grid, threads, stream, bytes(self.parameters.buffer)))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Kernels are not compiled, only told what to do; the streams that follow are current, one a launch."""
+    streams = itertools.count(7)
+    monkeypatch.setattr(attention, "device_index", lambda device: 0)
+    monkeypatch.setattr(attention, "raw_stream", lambda index: next(streams))
+    monkeypatch.setattr(jit, "arch_of", lambda device: "sm_90")
+    monkeypatch.setattr(tensor_core, "count_sms", lambda device: SMS)
+    monkeypatch.setattr(tensor_core, "load", lambda build, device, signature: (Launched(build, signature), {}))
+
+
+def tensors_of(spec, num_tokens):
+    """Four sets: rows that lie one, two and three rows apart in the same memory, and those of another."""
+    shape = (spec.num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
+    made = []
+    for strides in ((1, 2, 3), (2,)):
+        memory = torch.zeros((2, 3 * num_tokens, spec.num_q_heads, spec.head_dim), dtype=torch.bfloat16)
+        caches, lse = spec.layout.empty(shape, torch.bfloat16, "cpu"), torch.zeros(num_tokens, spec.num_q_heads)
+        for stride in strides:
+            query, out = memory[:, ::stride][:, :num_tokens]
+            made.append((query, *caches, out, lse))
+    return made
+
+
+@pytest.mark.parametrize("changes", [{}, {"sinks": True}], ids=["plain", "sinks"])
+def test_each_launch_passes_its_plan_its_tensors_and_its_stream(on_cpu, changes):
+    """Byte for byte, in whatever order plans and tensors come and return, new ones at the same addresses among them."""
+    spec = spec_of(4, 64, device="cpu", **changes)
+    made, layer = tensor_core.prepare(spec), {"sinks": torch.zeros(32)} if changes else {}
+    steps = [tables_of(lens, 16) for lens in ([40, 3, 64, 0], [17], [40, 3])]
+    kept = [tensors_of(spec, step.num_tokens) for step in steps]
+    rows, wanted = made._workspace.numel() // (128 + 2), []
+    for planned, which in ((0, (1, 2, 2, 1)), (1, (0, 3)), (1, (3,)), (2, (2, 1, 3, 0)), (0, (2, 0, 3)), (2, (1, 0, 0, 3))):
+        step = steps[planned]
+        made.plan(step)
+        for index in which:
+            tensors = kept[planned][index]
+            made.launch(*(tensor.detach() if planned == 2 else tensor for tensor in tensors), **layer)
+
+            query, keys, values, out, lse = tensors
+            packer = Packer(made._kernel.signature)
+            packer.pack(
+                *(tensor.data_ptr() for tensor in (out, lse, query, keys, values)),
+                *(tensor.data_ptr() for tensor in (step.block_tables, step.query_start_loc, step.seq_lens)),
+                step.num_seqs, 32, 8, step.block_tables.stride(0),
+                query.stride(0), out.stride(0), keys.stride(0), values.stride(0), spec.scale,
+                *([struct.pack("@" + LAYER, 0, layer["sinks"].data_ptr(), 0, 0, 0, 0.0)] if layer else []),
+                made._workspace.data_ptr(), made._workspace.data_ptr() + 4 * rows * 128, made._arrived.data_ptr(), made._lanes,
+            )
+            wanted.append(((SMS, 1, 1), 32 * made._teams.warps, 7 + len(wanted), bytes(packer.buffer)))
+
+    assert made._kernel.launches == wanted
