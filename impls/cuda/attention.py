@@ -146,7 +146,10 @@ class Attention:
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
         **layer: torch.Tensor,
     ) -> None:
-        """Attend on the current stream; tokens of query and out, and blocks of the caches, may be strided."""
+        """Attend on the current stream; tokens of query and out, and blocks of the caches, may be strided.
+
+        A tensor whose strides or type have been changed in place, at its own address, is taken for what it was.
+        """
         if self._step is None:
             raise ValueError("launch needs a planned step; call plan first")
         if self._num_tokens == 0:

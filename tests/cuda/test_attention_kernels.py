@@ -200,6 +200,8 @@ def test_step_beyond_the_capacities_is_refused(kernel, step, rule):
         ("query", lambda t: t[:1], r"query must have shape \(2, 4, 16\)"),
         ("out", lambda t: t.float(), "out must have shape .* and type torch.bfloat16"),
         ("lse", lambda t: t.half(), "lse must have shape .* and type torch.float32"),
+        ("out", lambda t: t.view(torch.float16), "out must have .* type torch.bfloat16 .got .* of torch.float16"),
+        ("lse", lambda t: t.view(torch.int32), "lse must have .* type torch.float32 .got .* of torch.int32"),
         ("key_cache", lambda t: t[:, :, :2], "key_cache must have shape"),
         ("value_cache", lambda t: t.view(torch.float16), "value_cache must have shape .* and type torch.bfloat16"),
         ("query", lambda t: t.transpose(1, 2).contiguous().transpose(1, 2), "query must be contiguous, but for its first"),
