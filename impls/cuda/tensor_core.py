@@ -276,6 +276,7 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),
         (Shape(group=16, head_dim=256), 1, "async"),
     )
+    short = ((Shape(layout=swizzled, group=8), 0), (Shape(), TILE), (Shape(group=16, block_size=24), 4))
     made = []
     for shape, part, copy in listed:
         parts = count_parts(shape)
@@ -285,6 +286,14 @@ def builds(arch: str) -> list[Build]:
         made.append(build(shape, teams, 256))
     for shape, warps, team, copy in loads:
         teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy)
+        made.append(build(shape, teams, 256))
+    for shape, piece in short:
+        copy = ("runs" if piece else "bulk") if has_bulk_copies(arch) else "async"
+        piece = piece if copy == "runs" else 0
+        warps = count_warps(shape, shape.group, 2, 256, SHARED_LIMIT[arch], piece=piece)
+        teams = Teams(
+            heads=shape.group, parts=1, warps=warps, stages=2, team=warps, copy=copy, piece=piece, opening="ahead", closing="release"
+        )
         made.append(build(shape, teams, 256))
     return made
 
