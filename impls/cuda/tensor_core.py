@@ -109,7 +109,8 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
     return Teams(
-        heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, piece=piece, opening=opening, closing=closing
+        heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, piece=piece, opening=opening,
+        closing=closing,
     )
 
 
@@ -143,7 +144,8 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
 
 
 def count_warps(
-    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS, piece: int = 0
+    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS,
+    piece: int = 0,
 ) -> int:
     """The first of `numbers` of warps for which shared memory has room; 0 where there is none."""
     room = shared_limit - STATIC_BYTES
@@ -176,7 +178,8 @@ def warp_bytes(shape: Shape, heads: int, stages: int, piece: int = 0) -> int:
     """A warp's ring and partials in shared memory; rows of a plain cache are padded, or runs of up to `piece` of them."""
     run = math.gcd(shape.block_size, TILE, piece) if piece else 1
     padding = 0 if shape.layout == HND_SWIZZLED.name else 16 if run == 1 else 32
-    return stages * 2 * (TILE * 2 * shape.head_dim + TILE // run * padding) + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
+    tile = TILE * 2 * shape.head_dim + TILE // run * padding
+    return stages * 2 * tile + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
 
 
 def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int, piece: int = 0) -> int:
@@ -292,7 +295,8 @@ def builds(arch: str) -> list[Build]:
         piece = piece if copy == "runs" else 0
         warps = count_warps(shape, shape.group, 2, 256, SHARED_LIMIT[arch], piece=piece)
         teams = Teams(
-            heads=shape.group, parts=1, warps=warps, stages=2, team=warps, copy=copy, piece=piece, opening="ahead", closing="release"
+            heads=shape.group, parts=1, warps=warps, stages=2, team=warps, copy=copy, piece=piece, opening="ahead",
+            closing="release",
         )
         made.append(build(shape, teams, 256))
     return made

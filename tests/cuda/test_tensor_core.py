@@ -167,8 +167,8 @@ OTHERS = ({}, {"warps": 4}, {"copy": "load"}, {"copy": "runs"}, {"products": "wa
 
 @pytest.mark.parametrize("name", sorted(IMPL.params.keys() - {"prefix", "products", "ctas"}))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, by runs, or by warpgroups, makes a kernel of
-    its own: of plain decode, or of an 8-bit cache."""
+    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, by runs, or by warpgroups, makes a
+    kernel of its own: of plain decode, or of an 8-bit cache."""
     chosen = set()
     for value in IMPL.params[name]:
         for kv_dtype, others in itertools.product((None, "e4m3"), OTHERS):
