@@ -17,7 +17,7 @@
 
 constexpr int kLines = (kChunks + 7) / 8;            // of a row, the last one perhaps not whole; kSteps is four for each
 constexpr int kKeySteps = (kChunks + 3) / 4 * 2;     // of these, those in which K has elements
-static_assert(kLoads && !kSwizzled, "PA_LAYOUT must keep the chunks of a row in order");
+static_assert(kByLines && !kSwizzled, "PA_LAYOUT must keep the chunks of a row in order");
 
 // Load 16 bytes past L1 if `wanted`, or leave `to` alone. Volatile, so that a load stays where it was issued. L2 is asked for
 // whole lines of 128 bytes: it would fetch them in halves. LOAD_ONCE: what was read is the first to leave L2.
@@ -73,28 +73,16 @@ struct Rows {
     }
 };
 
-// What Ring is to Accumulator, this is to FragmentAccumulator.
-struct Fragments : Cursor {
-    int tokens;    // of the tile to load; 0 past the end
+// A tile in registers: what a lane holds of K and V, of its four tokens each.
+struct Operands {
     unsigned keys[4][kLines][4] = {};
     unsigned values[4][kLines][4] = {};
 
-    // Start the loads of the tile at `position`; every kTeam-th follows, of a share that ends at `end`.
-    __device__ Fragments(
-        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char*, Barrier*,
-        int lane)
-        : Cursor(caches, shares, segment, position, end, lane) {
-        count();
-        load_keys();
-        load_values();
-    }
-
-    // Whoever reads a register waits for it, and whoever has read it loads the next.
-    __device__ Fragments& wait() { return *this; }
-    __device__ void refill() {}
+    // From the first of the four to the others.
+    __device__ static constexpr int further(int i) { return i % 2 + i / 2 * 8; }
 
     // K as operand A: registers of the token, of the lane's two, whose chunk belongs into the step.
-    __device__ void key(unsigned (&a)[4], int step) const {
+    __device__ void key(unsigned (&a)[4], int step, int lane) const {
         const bool is_even = lane / 4 % 2 == score_sum(step);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -113,6 +101,27 @@ struct Fragments : Cursor {
             a[2 * pair] = __byte_perm(x, y, kLower), a[2 * pair + 1] = __byte_perm(x, y, kUpper);
         }
     }
+};
+
+// What Ring is to Accumulator, this is to FragmentAccumulator.
+struct Fragments : Cursor, Operands {
+    int tokens;    // of the tile to load; 0 past the end
+
+    // Start the loads of the tile at `position`; every kTeam-th follows, of a share that ends at `end`.
+    __device__ Fragments(
+        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char*, Barrier*,
+        int lane)
+        : Cursor(caches, shares, segment, position, end, lane) {
+        count();
+        load_keys();
+        load_values();
+    }
+
+    // Whoever reads a register waits for it, and whoever has read it loads the next.
+    __device__ Fragments& wait() { return *this; }
+    __device__ void refill() {}
+    __device__ void after_scores(int) { load_keys(); }
+    __device__ void after_sums() { load_values(); }
 
     // Load K of the next tile. Rows of tokens that are not there keep what they hold: their scores are not used.
     __device__ void load_keys() {
@@ -140,12 +149,12 @@ struct Fragments : Cursor {
         const Rows rows(*this, cache, head, token);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int further = i % 2 + i / 2 * 8, chunk = i % 2 == 0 ? even : odd;
-            const uint4* from = rows.further(further) + chunk;
+            const int chunk = i % 2 == 0 ? even : odd;
+            const uint4* from = rows.further(further(i)) + chunk;
 #pragma unroll
             for (int l = 0; l < kLines; ++l) {
                 const bool exists = kChunks % 8 == 0 || l * 8 + chunk < kChunks;
-                load_chunk(to[i][l], from + l * 8, token + further < tokens && exists);
+                load_chunk(to[i][l], from + l * 8, token + further(i) < tokens && exists);
             }
         }
     }
@@ -166,17 +175,17 @@ struct FragmentAccumulator : Accumulator {
         }
     }
 
-    // As Accumulator::add; the tile after this one is loaded on the way.
-    __device__ void add(Fragments& tile, int, int left) {
+    // As Accumulator::add; what the tile does on the way is its own affair.
+    template <typename Tile> __device__ void add(Tile& tile, int, int left) {
         float scores[kColumns][2][4] = {};    // [.][score_sum]
 #pragma unroll
         for (int step = 0; step < kKeySteps; ++step) {
             unsigned a[4];
-            tile.key(a, step);
+            tile.key(a, step, tile.lane);
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) multiply_add(scores[c][Fragments::score_sum(step)], a, query[c][step]);
+            for (int c = 0; c < kColumns; ++c) multiply_add(scores[c][Operands::score_sum(step)], a, query[c][step]);
         }
-        tile.load_keys();
+        tile.after_scores(left);
         unsigned weights[kColumns][2];    // B of the second product
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
@@ -191,7 +200,7 @@ struct FragmentAccumulator : Accumulator {
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) multiply_add(sums[c][step], a, weights[c]);
         }
-        tile.load_values();
+        tile.after_sums();
     }
 
     // Store the warp's partials.

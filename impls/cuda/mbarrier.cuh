@@ -56,6 +56,9 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsi
 #endif
 }
 
+// Ask L2 for the 128 bytes at `global`, which are wanted soon. It is no access: an address where nothing is does no harm.
+__device__ __forceinline__ void ask_ahead(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
+
 // Copy 16 bytes, both addresses multiples of 16, without the L1 cache; see `arrive_after_copies`. L2 is asked for whole lines of
 // 128 bytes, which the neighbouring lanes want, too: it would fetch them in halves.
 __device__ __forceinline__ void copy_chunk(void* shared, const void* global) {

@@ -67,6 +67,16 @@ __device__ inline Merged merge_team(const Partials* partials, int head, int quad
     return merged;
 }
 
+// How partials of other shares are counted and read; what it costs is waiting, too.
+//   FENCES    as any thread sees them
+//   RELEASE   by one counting that releases and acquires; where they are is worked out before the tiles
+enum Closing { FENCES, RELEASE };
+#ifdef PA_CLOSING
+constexpr Closing kClosing = PA_CLOSING;
+#else
+constexpr Closing kClosing = FENCES;
+#endif
+
 // Workspace in global memory: two places a team, for the segments at the two ends of its share.
 struct Workspace {
     float4* sums;        // [teams * 2, kRows, kQuads]
@@ -83,6 +93,7 @@ struct Spread {
         : first_column(shares.column_of(first)), last_column(shares.column_of(past - 1)), lane(lane), lanes(shares.lanes),
           begins_share(shares.begin(first_column) == first) {}
 
+    __device__ Spread() {}
     __device__ int count() const { return last_column - first_column + 1; }
 
     // Where the partials of `column` are: place 0 of its team for what begins the share, 1 for what begins inside.
@@ -97,6 +108,27 @@ __device__ inline void store(const Workspace& workspace, int place, int head, in
     if (quad == 0) workspace.stats[row] = make_float2(merged.most, merged.total);
 }
 
+// What a share holds of a sequence: all of it, or where its partials go.
+struct Holding {
+    bool whole;
+    Spread spread;
+    int place;
+
+    __device__ Holding() {}
+    __device__ Holding(const Shares& shares, const Segment& segment, int column, int lane)
+        : Holding(shares, segment, segment.first + tiles_of(shares.sequences[segment.seq]), column, lane) {}
+    __device__ Holding(const Shares& shares, const Segment& segment, int past, int column, int lane)
+        : whole(segment.begin == segment.first && segment.end == past), spread(shares, segment.first, past, lane),
+          place(spread.place(column)) {}
+
+    // The same, worked out here and not where it is used.
+    __device__ Holding kept() const {
+        Holding kept = *this;
+        keep(kept.spread.first_column), keep(kept.spread.last_column), keep(kept.place);
+        return kept;
+    }
+};
+
 // Four elements of a head, over all shares.
 __device__ inline Merged merge_shares(const Workspace& workspace, const Spread& spread, int head, int quad) {
     Merged merged;
@@ -104,11 +136,14 @@ __device__ inline Merged merge_shares(const Workspace& workspace, const Spread& 
         float4 sums[kAtOnce];
         float2 stats[kAtOnce];
         float most = -CUDART_INF_F;
+        const int first_row = spread.place(begin) * kRows + head;
+        const int inner_row = (begin * spread.lanes + spread.lane) * 2 * kRows + head;    // RELEASE: a shorter way to the others
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), stats[i] = make_float2(-CUDART_INF_F, 0.0f);
             if (begin + i > spread.last_column) continue;
-            const int row = spread.place(begin + i) * kRows + head;
+            int row = spread.place(begin + i) * kRows + head;
+            if constexpr (kClosing == RELEASE) row = i == 0 ? first_row : inner_row + i * spread.lanes * 2 * kRows;
             sums[i] = __ldcg(workspace.sums + (long long)row * kQuads + quad);
             stats[i] = __ldcg(workspace.stats + row);
         }
@@ -126,10 +161,15 @@ __device__ inline bool arrives_last(unsigned* arrived, int count, int team, bool
     __shared__ bool last[kTeams];
     team_sync(team);
     if (leads) {
-        __threadfence();
-        last[team] = atomicAdd(arrived, 1u) == count - 1;
-        if (last[team]) *arrived = 0;    // for the next launch
-        __threadfence();
+        if constexpr (kClosing == RELEASE) {
+            last[team] = count_arrival(arrived) == count - 1;
+            if (last[team]) *arrived = 0;    // for the next launch
+        } else {
+            __threadfence();
+            last[team] = atomicAdd(arrived, 1u) == count - 1;
+            if (last[team]) *arrived = 0;
+            __threadfence();
+        }
     }
     team_sync(team);
     return last[team];

@@ -41,6 +41,20 @@ constexpr Role kRole = PA_ROLE;
 constexpr Role kRole = ALONE;
 #endif
 
+// How a launch begins. What it costs is waiting: for lengths, then block ids, then K and V.
+//   PLAIN    the list of sequences by all warps, then a search in it
+//   QUICK    up to 32 sequences are listed by one warp and found by a vote; L2 is asked for query rows before anyone needs them
+//   AHEAD    and for the block tables, while lengths are on their way
+enum Opening { PLAIN, QUICK, AHEAD };
+#ifdef PA_OPENING
+constexpr Opening kOpening = PA_OPENING;
+#else
+constexpr Opening kOpening = PLAIN;
+#endif
+constexpr int kFew = kOpening == PLAIN ? 0 : 32;    // sequences, at most, of a quick opening
+static_assert(kOpening == PLAIN || kRole == ALONE, "PA_OPENING is for kernels that share no prefix");
+constexpr int kTableLines = 4;                      // of 128 bytes of the tables, that a CTA asks for at most
+
 template <bool kSeveral> struct alignas(8) SequenceOf {
     int first_tile;    // tiles of all sequences before it
     int num_tokens;    // 0 without a query token
@@ -70,10 +84,38 @@ __device__ inline int tiles_of(const Sequence& sequence) {
     return (sequence.num_tokens + kTile - 1) / kTile - first_seen(sequence) / kTile;
 }
 
+// The sum of `x` over the lanes up to this one.
+__device__ inline int sum_up_to(int x) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, x, offset);
+        if (static_cast<int>(threadIdx.x % 32) >= offset) x += below;
+    }
+    return x;
+}
+
+// As list_sequences, of 1 to kFew sequences, a lane of the first warp each; no load waits for another.
+__device__ inline void list_few(Sequence* sequences, const int* seq_lens, const int* query_start_loc, int num_seqs) {
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x, seq = min(lane, num_seqs - 1);
+        const int first_query = query_start_loc[seq], past_query = query_start_loc[seq + 1], seq_len = seq_lens[seq];
+        const int num_queries = lane < num_seqs ? past_query - first_query : 0;
+        const int num_tokens = max(seq_len, 0) & ((min(num_queries, 0) - num_queries) >> 31);    // 0 without a query token
+        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries, 0)), sum = sum_up_to(tiles);
+        if (lane < num_seqs) {
+            sequences[lane] = Sequence(sum - tiles, num_tokens, num_queries, 0);
+            if (lane == num_seqs - 1) sequences[num_seqs] = Sequence(sum, 0, 0, 0);
+        }
+    }
+    __syncthreads();
+}
+
 // List `sequences` [num_seqs + 1] in shared memory, for all threads to read; the last one ends the list. All threads call it.
 // `firsts` [num_seqs] are first tokens, where prefixes are shared.
 __device__ inline void list_sequences(
     Sequence* sequences, const int* seq_lens, const int* query_start_loc, int num_seqs, const int* firsts = nullptr) {
+    if constexpr (kFew > 0) {
+        if (num_seqs > 0 && num_seqs <= kFew) return list_few(sequences, seq_lens, query_start_loc, num_seqs);
+    }
     __shared__ int by_warp[kWarps];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int before = 0;    // tiles of earlier turns
@@ -143,6 +185,9 @@ struct Shares {
 
     // The segment that begins at `position`, of a share that ends at `end`.
     __device__ Segment find(int position, int end) const {
+        if constexpr (kFew > 0) {
+            if (num_seqs <= kFew) return find_few(position, end);
+        }
         const int round = position / num_tiles, tile = position % num_tiles;
         int seq = 0;    // the last sequence that begins at or before the tile; empty ones are passed over
         for (int past = num_seqs; past - seq > 1;) {
@@ -150,6 +195,13 @@ struct Shares {
             if (sequences[middle].first_tile <= tile) seq = middle; else past = middle;
         }
         return make(seq, round, position, end);
+    }
+    __device__ Segment find_few(int position, int end) const {    // all lanes of a warp call it
+        int round = 0, tile = position;
+        for (; tile >= num_tiles; tile -= num_tiles) ++round;
+        const int lane = threadIdx.x % 32;
+        const bool begins = lane < num_seqs && sequences[min(lane, num_seqs - 1)].first_tile <= tile;
+        return make(__popc(__ballot_sync(0xffffffffu, begins)) - 1, round, position, end);
     }
     __device__ Segment after(const Segment& segment, int end) const {
         int seq = segment.seq, round = segment.round;

@@ -26,25 +26,30 @@
 #include "ring.cuh"
 
 // How tiles come, and what sums them.
-#if PA_STAGES > 0
-using Tiles = Ring;
-using Sums = Accumulator;
-#else
+#if PA_STAGES == 0
 #include "fragments.cuh"
 using Tiles = Fragments;
 using Sums = FragmentAccumulator;
+#elif defined(PA_PIECE)
+#include "runs.cuh"
+using Tiles = StagedFragments;
+using Sums = FragmentAccumulator;
+#else
+using Tiles = Ring;
+using Sums = Accumulator;
 #endif
 
 static_assert(kRingBytes + sizeof(Partials) == PA_WARP_BYTES, "PA_WARP_BYTES must be what a warp takes of shared memory");
 
 // Merge and write, or leave for a later team, what the team's warps hold of a segment.
 __device__ __forceinline__ void finish(
-    Partials* partials, const Shares& shares, const Segment& segment, const Workspace& workspace, int column, int lane_of_heads,
-    int team, int num_heads, unsigned* arrived, Scalar* out, float* lse) {
-    const int thread = threadIdx.x % (kTeam * 32), past = segment.first + tiles_of(shares.sequences[segment.seq]);
-    const bool whole = segment.begin == segment.first && segment.end == past;
-    const Spread spread(shares, segment.first, past, lane_of_heads);
-    const int place = spread.place(column);
+    Partials* partials, const Shares& shares, const Segment& segment, const Holding& early, const Workspace& workspace, int column,
+    int lane_of_heads, int team, int num_heads, unsigned* arrived, Scalar* out, float* lse) {
+    const int thread = threadIdx.x % (kTeam * 32);
+    const Holding holding = kClosing == RELEASE ? early : Holding(shares, segment, column, lane_of_heads);
+    const Spread& spread = holding.spread;
+    const bool whole = holding.whole;
+    const int place = holding.place;
     team_sync(team);
     for (int i = thread; i < num_heads * kQuads; i += kTeam * 32) {
         const int head = i / kQuads, quad = i % kQuads;
@@ -92,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
         publish_barriers();
     }
+    if constexpr (kOpening == AHEAD) ask_for_tables(block_tables, table_stride, num_seqs);
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_heads_kv = num_kv_heads * kParts;
@@ -101,6 +107,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         const int end = shares.begin(column + 1), begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
         int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th
+        if constexpr (kOpening != PLAIN) {
+            const int heads = segment.round * lanes + lane_of_heads;
+            ask_for_rows(
+                query + query_start_loc[segment.seq] * query_stride + (heads / kParts * kGroup + heads % kParts * kHeads) * kHeadDim,
+                kHeads * kHeadDim * sizeof(Scalar), threadIdx.x % (kTeam * 32));
+        }
         Tiles tiles(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
             shares, segment, position, end, memory + warp * kRingBytes, barriers[warp], lane);
@@ -112,6 +124,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
             const int token = query_start_loc[segment.seq], num_tokens = sequences[segment.seq].num_tokens;
 
             Sums mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
+            Holding early;
+            if constexpr (kClosing == RELEASE) early = Holding(shares, segment, column, lane_of_heads).kept();
             for (; position < segment.end; position += kTeam) {
                 const int first_token = (position - segment.first) * kTile;
                 mine.add(tiles.wait(), first_token, num_tokens - first_token);
@@ -119,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
             }
             mine.leave(all_partials[warp]);
             finish(
-                all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team, num_heads,
+                all_partials + team * kTeam, shares, segment, early, workspace, column, lane_of_heads, team, num_heads,
                 arrived + (long long)segment.seq * num_heads_kv + heads,
                 out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head);
             if (segment.end == end) break;

@@ -72,13 +72,14 @@ __device__ __forceinline__ void merge_slice(
 // Merge and write, or leave for a later team, what the team's warps hold of a segment.
 __device__ __forceinline__ void finish(
     LazyAccumulator& mine, Partials& own, const Partials* partials, const Shares& shares, const Segment& segment,
-    const Workspace& workspace, int column, int lane_of_heads, int team, int num_rows, float value_scale, unsigned* arrived,
+    const Holding& early, const Workspace& workspace, int column, int lane_of_heads, int team, int num_rows, float value_scale, unsigned* arrived,
     const Output& output) {
     mine.leave(own, 0, value_scale);
-    const int thread = threadIdx.x % (kTeam * 32), past = segment.first + tiles_of(shares.sequences[segment.seq]);
-    const bool whole = segment.begin == segment.first && segment.end == past;
-    const Spread spread(shares, segment.first, past, lane_of_heads);
-    const int place = spread.place(column);
+    const int thread = threadIdx.x % (kTeam * 32);
+    const Holding holding = kClosing == RELEASE ? early : Holding(shares, segment, column, lane_of_heads);
+    const Spread& spread = holding.spread;
+    const bool whole = holding.whole;
+    const int place = holding.place;
     team_sync(team);
     merge_slice(partials, 0, whole, workspace, place, thread, num_rows, output);
 #pragma unroll
@@ -116,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[crew][stage], kArrivals);
         publish_barriers();
     }
+    if constexpr (kOpening == AHEAD) ask_for_tables(block_tables, table_stride, num_seqs);
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_parts = num_kv_heads * kParts;
@@ -125,6 +127,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
         const int end = shares.begin(column + 1), begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
         int position = begin + (crew % kCrews + kCrews - begin % kCrews) % kCrews;    // the crew's: every kCrews-th
+        if constexpr (kOpening != PLAIN) {    // of the first query token
+            const int q_head = (segment.round * lanes + lane_of_heads) / kParts * kGroup;
+            ask_for_rows(
+                query + query_start_loc[segment.seq] * query_stride + q_head * kHeadDim, kGroup * kHeadDim * sizeof(Scalar),
+                threadIdx.x % (kTeam * 32));
+        }
         Ring ring(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads,
              prefix.table_rows},
@@ -150,6 +158,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
             LazyAccumulator mine(
                 rows, tokens, first_row, before, num_rows, query_stride, queries, scale, scale_of(scale, layer, kv_head), scoring,
                 lane);
+            Holding early;
+            float value_scale = 1.0f;
+            if constexpr (kClosing == RELEASE) {
+                early = Holding(shares, segment, column, lane_of_heads).kept();
+                value_scale = cache_scale(layer.v_scale, kv_head);
+            }
             for (; position < segment.end; position += kCrews) {
                 const unsigned char* stage = ring.wait();
                 if (kCrew == 1 || before < num_rows) mine.add(stage, shares.token_of(segment, position));
@@ -157,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
             }
             if constexpr (kRole == OWN) wait_for_launch_before();    // which left the pieces' sums
             finish(
-                mine, all_partials[warp], all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team,
-                num_rows, cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
+                mine, all_partials[warp], all_partials + team * kTeam, shares, segment, early, workspace, column,
+                lane_of_heads, team, num_rows, kClosing == RELEASE ? value_scale : cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
                 {out, lse, kSinks ? layer.sinks + q_head : nullptr, tokens, first_row, q_head, num_q_heads, out_stride, prefix,
                  left});
             if (segment.end == end) break;

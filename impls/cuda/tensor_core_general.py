@@ -17,7 +17,7 @@ from harness.registry import Unsupported
 from impls.cuda import fragments
 from impls.cuda.attention import Shape
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
-from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy
+from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy, choose_ends, ends
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -63,6 +63,7 @@ class Crews:
     stages    of a crew's ring, each a tile
     team      warps that share a segment of a sequence: a multiple of `crew` that divides `warps`
     copy      how tiles come: "bulk" copies of whole runs, or 16 bytes a lane, "async"
+    opening, closing    as in Teams
     """
 
     rows: int
@@ -73,6 +74,8 @@ class Crews:
     stages: int
     team: int
     copy: str
+    opening: str = "plain"
+    closing: str = "fences"
     arrivals: ClassVar[int] = 1
 
     @property
@@ -85,7 +88,7 @@ class Crews:
         return {
             "PA_ROWS": self.rows, "PA_CREW": self.crew, "PA_WARPS": self.warps, "PA_TILE": self.tile, "PA_STAGES": self.stages,
             "PA_TEAM": self.team, "PA_COPY": self.copy.upper(), "PA_AT_ONCE": 16,
-        }
+        } | ends(self.opening, self.closing)
 
 
 def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Crews:
@@ -94,21 +97,28 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
     The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Raises Unsupported
     where nothing fits, teams do not consist of crews or CTAs of teams, or `arch` and the kernel have no such copies.
     """
-    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "piece": 0, "copy": "planned", **spec.params}
     asked = Asked.of(spec)
     rows, parts, crew = plan_rows(shape, asked)
     copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
-    if copy in fragments.LOADS:
+    if copy in (*fragments.LOADS, "runs"):
         raise Unsupported(f"copy={copy} is for plain decode of 16-bit caches; leave it planned, or set bulk or async")
+    if params["piece"]:
+        raise Unsupported(f"piece is for copy=runs (got copy={copy})")
     if params["tile"] not in TILES:
         raise Unsupported(f"tile must be 16 or 32 where warps multiply (got {params['tile']})")
     tile = params["tile"] or choose_tile(shape, rows // crew, count_share(spec, parts, crew, 32, num_sms * WARPS[0]))
 
+    opening, closing = choose_ends(spec)
+
     def made(warps: int, stages: int) -> Crews:
         team = params["team"] or choose_team(spec, parts, crew, tile, num_sms * warps, warps)
-        return Crews(rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=team, copy=copy)
+        return Crews(
+            rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=team, copy=copy, opening=opening,
+            closing=closing,
+        )
 
     numbers = [warps for warps in ((params["warps"],) if params["warps"] else WARPS) if warps >= crew]
     if not numbers:
@@ -253,7 +263,10 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout=swizzled, features=("softcap", "alibi", "sinks")), Asked(softcap=30.0), 2, bulk),
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16", features=("e5m2",)), Asked(queries=3), 1, bulk),
     )
-    return [build(shape, asked, fitting(shape, asked, part, arch, copy), 256) for shape, asked, part, copy in listed]
+    made = [(shape, asked, fitting(shape, asked, part, arch, copy)) for shape, asked, part, copy in listed]
+    shape, asked, crews = made[0]
+    made.append((shape, asked, dataclasses.replace(crews, team=crews.warps, opening="ahead", closing="release")))
+    return [build(shape, asked, crews, 256) for shape, asked, crews in made]
 
 
 def fitting(shape: Shape, asked: Asked, part: int, arch: str, copy: str = "") -> Crews:

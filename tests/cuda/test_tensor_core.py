@@ -166,13 +166,13 @@ def test_it_is_available_from_8_0_on(monkeypatch, capability, missing):
     assert tensor_core.why_no_tensor_cores("cuda") == "no NVRTC"
 
 
-OTHERS = ({}, {"warps": 4}, {"copy": "load"}, {"products": "warpgroups"})
+OTHERS = ({}, {"warps": 4}, {"copy": "load"}, {"copy": "runs"}, {"products": "warpgroups"})
 
 
-@pytest.mark.parametrize("name", sorted(IMPL.params.keys() - {"prefix", "products"}))
+@pytest.mark.parametrize("name", sorted(IMPL.params.keys() - {"prefix", "products", "ctas"}))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, or by warpgroups, makes a kernel of
-    its own: of plain decode, or of an 8-bit cache."""
+    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, by runs, or by warpgroups, makes a
+    kernel of its own: of plain decode, or of an 8-bit cache."""
     chosen = set()
     for value in IMPL.params[name]:
         for kv_dtype, others in itertools.product((None, "e4m3"), OTHERS):
@@ -181,11 +181,11 @@ def test_every_declared_choice_is_reachable(name):
                 teams = plan_any(dataclasses.replace(SPEC, layout=HND, kv_dtype=kv_dtype, params=params))
             except Unsupported:
                 continue
-            chosen.add((value, getattr(teams, name, 16)))
+            chosen.add((value, getattr(teams, name, 16 if name == "tile" else 0)))
 
     assert {value for value, _ in chosen} == set(IMPL.params[name])
     asked = {got for value, got in chosen if value not in (0, "planned")}
-    assert asked - {0} == set(IMPL.params[name]) - {0, "planned"}  # no stages are loads
+    assert asked - {0} == set(IMPL.params[name]) - {0, "planned"}  # no stages are loads, and 0 what a kernel has not
 
 
 @pytest.mark.parametrize(

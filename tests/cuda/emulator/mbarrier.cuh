@@ -7,6 +7,7 @@ static unsigned shared_address(const void* pointer) {
     return byte - memory;
 }
 
+constexpr bool kHasBulkCopies = true;
 using Barrier = unsigned long long;
 struct Phase {
     unsigned arrivals, missing, number;
@@ -37,11 +38,13 @@ struct Batch {
 static std::vector<std::vector<Chunk>> issued;    // by thread
 static std::vector<Batch> batches;
 
+static void ask_ahead(const void*) {}
 static void copy_chunk(void* shared, const void* global, bool there) {
     REQUIRE(shared_address(shared) % 16 == 0 && reinterpret_cast<uintptr_t>(global) % 16 == 0);
     memset(shared, 0xee, 16);
     issued[threadIdx.x].push_back({static_cast<unsigned char*>(shared), there ? global : nullptr});
 }
+static void copy_chunk(void* shared, const void* global) { copy_chunk(shared, global, true); }
 // The barrier's present phase waits for it, too.
 static void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier) {
     REQUIRE(bytes % 16 == 0 && bytes > 0);
@@ -82,3 +85,4 @@ static bool run_copies() {
     for (count = std::max<size_t>(count, !moved); count > 0; --count) land_one();
     return true;
 }
+static const Engine& copies = engines.emplace_back(Engine{begin_copies, run_copies});

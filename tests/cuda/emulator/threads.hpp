@@ -34,6 +34,14 @@ static std::mt19937 chance;
 static int min(int a, int b) { return std::min(a, b); }
 static int max(int a, int b) { return std::max(a, b); }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
+static unsigned __byte_perm(unsigned x, unsigned y, unsigned selection) {
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned which = selection >> 4 * i & 7;
+        bytes |= ((which < 4 ? x : y) >> which % 4 * 8 & 0xff) << 8 * i;
+    }
+    return bytes;
+}
 template <typename T> static T __ldg(const T* from) { return *from; }
 template <typename T> static T __ldcg(const T* from) { return *from; }
 template <typename T> static T atomicAdd(T* to, T x) { return std::exchange(*to, *to + x); }
@@ -112,9 +120,13 @@ static int __reduce_add_sync(unsigned, int x) {
     return sum;
 }
 
-static void begin_engines();       // what goes on beside the threads: copies and products
-static bool run_engines();         // some of it, by chance; false where there is nothing to do
-static int laziness;               // how late it is done, 0 to 2
+// What goes on beside the threads: copies, and products where a kernel includes them.
+struct Engine {
+    void (*begin)(int threads);
+    bool (*run)();    // some of it, by chance; false where there is nothing to do
+};
+static std::vector<Engine> engines;
+static int laziness;    // how late it is done, 0 to 2
 
 static void run_cta(int threads) {
     fibers.resize(threads), warps.assign(threads / 32, {}), exchanged.assign(threads * 2, 0), exchanges.assign(threads, 0);
@@ -122,7 +134,7 @@ static void run_cta(int threads) {
     std::fill(std::begin(numbered), std::end(numbered), Meeting());
     memset(memory, 0xff, sizeof(memory));
     laziness = chance() % 3;
-    begin_engines();
+    for (const Engine& engine : engines) engine.begin(threads);
     std::vector<int> order(threads);
     for (int i = 0; i < threads; ++i) {
         order[i] = i, fibers[i].ended = false;
@@ -139,7 +151,8 @@ static void run_cta(int threads) {
             threadIdx = {(unsigned)i, 0, 0};
             swapcontext(&scheduler, &fibers[i].context);
         }
-        const bool went_on = run_engines();
+        bool went_on = false;
+        for (const Engine& engine : engines) went_on |= engine.run();
         REQUIRE(left == 0 || moved || went_on);    // else it would wait for ever
     }
 }

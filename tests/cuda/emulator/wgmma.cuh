@@ -122,15 +122,14 @@ template <int> static void give_registers() {}
 template <int> static void take_registers() {}
 static float power_of_two(float x) { return std::exp2(x); }
 
-static void begin_engines() {
-    const int threads = blockDim.x;
-    begin_copies(threads);
+static void begin_all_products(int threads) {
     queues.assign(threads / 128, {}), finished.assign(threads / 128, 0), begun.assign(threads, {});
 }
-static bool run_engines() {
+static bool run_products() {
     bool went_on = false;
     for (int warpgroup = 0; warpgroup < (int)queues.size(); ++warpgroup) {
         while (is_ready(warpgroup) && (int)(chance() % 3) > laziness) carry_out(warpgroup), went_on = true;
     }
-    return run_copies() || went_on;
+    return went_on;
 }
+static const Engine& products = engines.emplace_back(Engine{begin_all_products, run_products});
