@@ -9,8 +9,7 @@
 #include "ring.cuh"
 
 constexpr int kColumns = (kHeads + 7) / 8;      // MMA tiles of 8 heads
-constexpr bool kByLines = kLoads || kCopy == RUNS;    // fragments.cuh
-constexpr int kSteps = kByLines ? (kHeadDim + 63) / 64 * 4 : kHeadDim / 16;    // MMA tiles of 16 elements, of whole lines
+constexpr int kSteps = kLoads ? (kHeadDim + 63) / 64 * 4 : kHeadDim / 16;    // MMA tiles of 16 elements; by loads, of whole lines
 constexpr int kWholeChunks = kRowBytes / 128 * 8;    // 16-byte chunks of a row that are swizzled, in groups of eight
 static_assert(kHeadDim % 16 == 0, "PA_HEAD_DIM must be a multiple of 16, the rows of an MMA tile");
 static_assert(sizeof(Scalar) == 2, "PA_SCALAR must be of 16 bits");

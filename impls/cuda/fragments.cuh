@@ -14,40 +14,11 @@
 #pragma once
 
 #include "accumulator.cuh"
+#include "loads.cuh"
 
 constexpr int kLines = (kChunks + 7) / 8;            // of a row, the last one perhaps not whole; kSteps is four for each
 constexpr int kKeySteps = (kChunks + 3) / 4 * 2;     // of these, those in which K has elements
-static_assert(kByLines && !kSwizzled, "PA_LAYOUT must keep the chunks of a row in order");
-
-// Load 16 bytes past L1 if `wanted`, or leave `to` alone. Volatile, so that a load stays where it was issued. L2 is asked for
-// whole lines of 128 bytes: it would fetch them in halves. LOAD_ONCE: what was read is the first to leave L2.
-__device__ __forceinline__ void load_chunk(unsigned (&to)[4], const uint4* from, bool wanted) {
-    if constexpr (kCopy == LOAD_ONCE) {
-        unsigned long long policy;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-        asm volatile(
-            "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
-            "  @wanted ld.global.nc.L1::no_allocate.L2::cache_hint.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4], %6; }"
-            : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-            : "l"(from), "r"(static_cast<unsigned>(wanted)), "l"(policy));
-    } else {
-        asm volatile(
-            "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0;\n"
-            "  @wanted ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-            : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-            : "l"(from), "r"(static_cast<unsigned>(wanted)));
-    }
-}
-
-// Volatile, so that a branch around it stays one: a tile where no token is missing would else select each register.
-__device__ __forceinline__ void clear(unsigned& x) { asm volatile("mov.u32 %0, 0;" : "=r"(x)); }
-
-// A number whose value the compiler cannot know: what follows from it is worked out here, and not before a loop around, from
-// where registers would hold it all.
-__device__ __forceinline__ int opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
+static_assert(kLoads && !kSwizzled, "PA_LAYOUT must keep the chunks of a row in order");
 
 // Rows of the cursor's tile, from token `token` on.
 struct Rows {
@@ -73,16 +44,28 @@ struct Rows {
     }
 };
 
-// A tile in registers: what a lane holds of K and V, of its four tokens each.
-struct Operands {
+// What Ring is to Accumulator, this is to FragmentAccumulator.
+struct Fragments : Cursor {
+    int tokens;    // of the tile to load; 0 past the end
     unsigned keys[4][kLines][4] = {};
     unsigned values[4][kLines][4] = {};
 
-    // From the first of the four to the others.
-    __device__ static constexpr int further(int i) { return i % 2 + i / 2 * 8; }
+    // Start the loads of the tile at `position`; every kTeam-th follows, of a share that ends at `end`.
+    __device__ Fragments(
+        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char*, Barrier*,
+        int lane)
+        : Cursor(caches, shares, segment, position, end, lane) {
+        count();
+        load_keys();
+        load_values();
+    }
+
+    // Whoever reads a register waits for it, and whoever has read it loads the next.
+    __device__ Fragments& wait() { return *this; }
+    __device__ void refill() {}
 
     // K as operand A: registers of the token, of the lane's two, whose chunk belongs into the step.
-    __device__ void key(unsigned (&a)[4], int step, int lane) const {
+    __device__ void key(unsigned (&a)[4], int step) const {
         const bool is_even = lane / 4 % 2 == score_sum(step);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -101,27 +84,6 @@ struct Operands {
             a[2 * pair] = __byte_perm(x, y, kLower), a[2 * pair + 1] = __byte_perm(x, y, kUpper);
         }
     }
-};
-
-// What Ring is to Accumulator, this is to FragmentAccumulator.
-struct Fragments : Cursor, Operands {
-    int tokens;    // of the tile to load; 0 past the end
-
-    // Start the loads of the tile at `position`; every kTeam-th follows, of a share that ends at `end`.
-    __device__ Fragments(
-        const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, unsigned char*, Barrier*,
-        int lane)
-        : Cursor(caches, shares, segment, position, end, lane) {
-        count();
-        load_keys();
-        load_values();
-    }
-
-    // Whoever reads a register waits for it, and whoever has read it loads the next.
-    __device__ Fragments& wait() { return *this; }
-    __device__ void refill() {}
-    __device__ void after_scores(int) { load_keys(); }
-    __device__ void after_sums() { load_values(); }
 
     // Load K of the next tile. Rows of tokens that are not there keep what they hold: their scores are not used.
     __device__ void load_keys() {
@@ -149,12 +111,12 @@ struct Fragments : Cursor, Operands {
         const Rows rows(*this, cache, head, token);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int chunk = i % 2 == 0 ? even : odd;
-            const uint4* from = rows.further(further(i)) + chunk;
+            const int further = i % 2 + i / 2 * 8, chunk = i % 2 == 0 ? even : odd;
+            const uint4* from = rows.further(further) + chunk;
 #pragma unroll
             for (int l = 0; l < kLines; ++l) {
                 const bool exists = kChunks % 8 == 0 || l * 8 + chunk < kChunks;
-                load_chunk(to[i][l], from + l * 8, token + further(i) < tokens && exists);
+                load_chunk<kCopy == LOAD_ONCE>(to[i][l], from + l * 8, token + further < tokens && exists);
             }
         }
     }
@@ -175,17 +137,17 @@ struct FragmentAccumulator : Accumulator {
         }
     }
 
-    // As Accumulator::add; what the tile does on the way is its own affair.
-    template <typename Tile> __device__ void add(Tile& tile, int, int left) {
+    // As Accumulator::add; the tile after this one is loaded on the way.
+    __device__ void add(Fragments& tile, int, int left) {
         float scores[kColumns][2][4] = {};    // [.][score_sum]
 #pragma unroll
         for (int step = 0; step < kKeySteps; ++step) {
             unsigned a[4];
-            tile.key(a, step, tile.lane);
+            tile.key(a, step);
 #pragma unroll
-            for (int c = 0; c < kColumns; ++c) multiply_add(scores[c][Operands::score_sum(step)], a, query[c][step]);
+            for (int c = 0; c < kColumns; ++c) multiply_add(scores[c][Fragments::score_sum(step)], a, query[c][step]);
         }
-        tile.after_scores(left);
+        tile.load_keys();
         unsigned weights[kColumns][2];    // B of the second product
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
@@ -200,7 +162,7 @@ struct FragmentAccumulator : Accumulator {
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) multiply_add(sums[c][step], a, weights[c]);
         }
-        tile.after_sums();
+        tile.load_values();
     }
 
     // Store the warp's partials.

@@ -3,7 +3,6 @@
 //
 //   BULK     a run at a time, the tokens of a tile that follow one another in memory and end up so in a stage; lanes 0-15 copy
 //            the runs of K, 16-31 those of V; where there are more than 16, each lane copies one of K and one of V
-//   RUNS     the same of plain caches: runs.cuh
 //   ASYNC    16 bytes a lane, as sm_80 has it, too
 //
 // A crew of warps has one ring, which its first warp fills; all its warps read every stage.
@@ -14,34 +13,26 @@
 
 // Specialised by tensor_core.py.
 constexpr int kStages = PA_STAGES;
-enum Copy { BULK, ASYNC, LOAD, LOAD_ONCE, RUNS };
+enum Copy { BULK, ASYNC, LOAD, LOAD_ONCE };
 constexpr Copy kCopy = PA_COPY;
 constexpr bool kLoads = kCopy == LOAD || kCopy == LOAD_ONCE;    // no ring: kStages is 0
-constexpr bool kByRuns = kCopy == BULK || kCopy == RUNS;
-#ifdef PA_PIECE
-constexpr int kPiece = PA_PIECE;    // tokens of a run, at most, with RUNS
-#else
-constexpr int kPiece = kTile;
-#endif
 
 __device__ constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
 // A swizzled cache lands as it lies there. Rows of others are spread over the banks by 16 bytes of padding.
 constexpr bool kSwizzled = kLayout == HND_SWIZZLED;
-constexpr int kRun = kCopy == RUNS || (kCopy == BULK && kSwizzled)
-    ? greatest_common_divisor(greatest_common_divisor(kBlockSize, kTile), kPiece) : 1;    // tokens
+constexpr int kRun = kCopy == BULK && kSwizzled ? greatest_common_divisor(kBlockSize, kTile) : 1;    // tokens
 constexpr int kRuns = kTile / kRun;
 constexpr int kRunLanes = kRuns <= 16 ? 16 : 32;                  // that fetch a block each, and copy a run each of K or of V
 constexpr int kRowBytes = kHeadDim * sizeof(Cache);
 constexpr int kChunks = kRowBytes / 16;                           // of a row
 constexpr int kPitch = kSwizzled || kChunks % 2 == 1 ? kRowBytes : kRowBytes + 16;    // bytes from a row to the next, in a stage
-constexpr int kRunPitch = kCopy == RUNS ? kRun * kRowBytes + (kRun == 1 ? 16 : 32) : kRun * kPitch;    // from a run to the next
-constexpr int kTileBytes = kRuns * kRunPitch;                     // of K or of V
+constexpr int kTileBytes = kTile * kPitch;                        // of K or of V
 constexpr int kRingBytes = kStages * 2 * kTileBytes;
-constexpr int kArrivals = kByRuns ? 1 : 32;                 // at a stage's barrier, besides the bytes
+constexpr int kArrivals = kCopy == BULK ? 1 : 32;                 // at a stage's barrier, besides the bytes
 constexpr bool kOneBlock = kBlockSize % kTile == 0;               // holds all tokens of a tile
 static_assert(kRuns <= 32, "a lane copies one run");
-static_assert(!kByRuns || kHasBulkCopies, "PA_COPY=BULK and RUNS need sm_90 or newer");
+static_assert(kCopy != BULK || kHasBulkCopies, "PA_COPY=BULK needs sm_90 or newer");
 
 // The caches, as the teams of one lane see them.
 struct Caches {
@@ -53,11 +44,7 @@ struct Caches {
     const int* table_rows = nullptr;    // [num_seqs], with SHARED: whose table has the run
 };
 
-// Ask L2 for the first of the block tables, all CTAs together, and for what `thread` has of a team's `bytes` of query rows.
-__device__ inline void ask_for_tables(const int* block_tables, long long table_stride, int num_seqs) {
-    const long long line = blockIdx.x + static_cast<long long>(gridDim.x) * threadIdx.x;
-    if (threadIdx.x < kTableLines && line * 32 < num_seqs * table_stride) ask_ahead(block_tables + line * 32);
-}
+// Ask L2 for what `thread` has of a team's `bytes` of query rows.
 __device__ inline void ask_for_rows(const Scalar* rows, int bytes, int thread) {
     if (thread * 128 < bytes) ask_ahead(reinterpret_cast<const unsigned char*>(rows) + thread * 128);
 }
@@ -141,7 +128,7 @@ struct Ring : Cursor {
         if (position >= end || (kCrew > 1 && !fills)) return;
         const int kv_head = this->kv_head();
         unsigned char* keys = stages + to * 2 * kTileBytes;
-        if constexpr (kByRuns) {
+        if constexpr (kCopy == BULK) {
             if constexpr (kRunLanes == 16) {
                 const bool is_value = lane >= 16;
                 copy_run(
@@ -167,7 +154,7 @@ struct Ring : Cursor {
         if (tokens <= 0) return;
         if constexpr (kWindow) if (!is_seen((run + 1) * kRun)) return;
         const Cache* from = cache + head.row(block, (tile_token() + run * kRun) % kBlockSize);
-        copy_bulk(tile + run * kRunPitch, from, tokens * kRowBytes, barrier);
+        copy_bulk(tile + run * kRun * kPitch, from, tokens * kRowBytes, barrier);
     }
 
     __device__ void copy_chunks(unsigned char* tile, const Cache* cache, const KvHead& head) {

@@ -44,8 +44,7 @@ constexpr Role kRole = ALONE;
 // How a launch begins. What it costs is waiting: for lengths, then block ids, then K and V.
 //   PLAIN    the list of sequences by all warps, then a search in it
 //   QUICK    up to 32 sequences are listed by one warp and found by a vote; L2 is asked for query rows before anyone needs them
-//   AHEAD    and for the block tables, while lengths are on their way
-enum Opening { PLAIN, QUICK, AHEAD };
+enum Opening { PLAIN, QUICK };
 #ifdef PA_OPENING
 constexpr Opening kOpening = PA_OPENING;
 #else
@@ -53,7 +52,6 @@ constexpr Opening kOpening = PLAIN;
 #endif
 constexpr int kFew = kOpening == PLAIN ? 0 : 32;    // sequences, at most, of a quick opening
 static_assert(kOpening == PLAIN || kRole == ALONE, "PA_OPENING is for kernels that share no prefix");
-constexpr int kTableLines = 4;                      // of 128 bytes of the tables, that a CTA asks for at most
 
 template <bool kSeveral> struct alignas(8) SequenceOf {
     int first_tile;    // tiles of all sequences before it

@@ -30,10 +30,6 @@
 #include "fragments.cuh"
 using Tiles = Fragments;
 using Sums = FragmentAccumulator;
-#elif defined(PA_PIECE)
-#include "runs.cuh"
-using Tiles = StagedFragments;
-using Sums = FragmentAccumulator;
 #else
 using Tiles = Ring;
 using Sums = Accumulator;
@@ -97,7 +93,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[warp][stage], kArrivals);
         publish_barriers();
     }
-    if constexpr (kOpening == AHEAD) ask_for_tables(block_tables, table_stride, num_seqs);
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_heads_kv = num_kv_heads * kParts;

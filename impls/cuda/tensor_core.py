@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.ops.layouts import HND, HND_SWIZZLED
+from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
 from impls.cuda import fragments, jit
 from impls.cuda.attention import Attention, Shape, load
@@ -46,8 +46,7 @@ class Teams:
     stages    of a warp's ring, each a tile of K and V; 0 without one
     team      warps that share a segment of a sequence: a divisor of `warps`
     copy      how a warp's tiles come: to its ring by "bulk" copies of whole runs, or 16 bytes a lane, "async"; to registers by
-              "load", or by "load_once", which leaves L2 first; to its ring, of a plain cache, by bulk copies of "runs"
-    piece     tokens of such a run, at most; 0 with other copies
+              "load", or by "load_once", which leaves L2 first
     opening   how a launch begins: shares.cuh
     closing   how partials of other shares are counted: partials.cuh
     arrivals  parts of a team that count the shares of a sequence, each for itself
@@ -59,7 +58,6 @@ class Teams:
     stages: int
     team: int
     copy: str
-    piece: int = 0
     opening: str = "plain"
     closing: str = "fences"
     arrivals: ClassVar[int] = 1
@@ -71,7 +69,7 @@ class Teams:
             "PA_ROWS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
             "PA_COPY": self.copy.upper(), "PA_AT_ONCE": at_once,
             "PA_QUERIES": 1, "PA_WINDOW_TOKENS": 0, "PA_CREW": 1, "PA_TILE": TILE,
-        } | ({"PA_PIECE": self.piece} if self.piece else {}) | ends(self.opening, self.closing)
+        } | ends(self.opening, self.closing)
 
 
 def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Teams:
@@ -81,20 +79,15 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     as registers do. Raises Unsupported where nothing fits, the team does not divide the warps, `arch` has no bulk copies to be
     asked for, or loads cannot read the layout.
     """
-    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "piece": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", **spec.params}
     opening, closing = choose_ends(spec)
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
     copy, stages = params["copy"], params["stages"] or 2
     if copy == "planned":
         copy = choose_copy(shape, arch, parts, count_tiles(spec, parts) / (num_sms * max(WARPS)), stages)
-    if copy in ("bulk", "runs") and not has_bulk_copies(arch):
-        raise Unsupported(f"copy={copy} needs compute capability 9.0 or newer (got {arch})")
-    if copy == "runs" and shape.layout != HND.name:
-        raise Unsupported(f"copy=runs must have the rows of a head one after the other, in order: HND (got {shape.layout})")
-    if params["piece"] and copy != "runs":
-        raise Unsupported(f"piece is for copy=runs (got copy={copy})")
-    piece = (params["piece"] or TILE) if copy == "runs" else 0
+    if copy == "bulk" and not has_bulk_copies(arch):
+        raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if params["tile"] not in (0, TILE):
         raise Unsupported(f"tile must be {TILE} for plain decode of 16-bit caches (got {params['tile']})")
     most: Sequence[int] = WARPS
@@ -102,16 +95,15 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
         fragments.refuse(shape, copy, stages)
         stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
     shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
-    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most, piece)
+    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most)
     if not warps:
-        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs, piece)
+        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
     team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
     return Teams(
-        heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, piece=piece, opening=opening,
-        closing=closing,
+        heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, opening=opening, closing=closing,
     )
 
 
@@ -146,11 +138,10 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
 
 def count_warps(
     shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS,
-    piece: int = 0,
 ) -> int:
     """The first of `numbers` of warps for which shared memory has room; 0 where there is none."""
     room = shared_limit - STATIC_BYTES
-    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs, piece) <= room), 0)
+    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs) <= room), 0)
 
 
 def count_parts(shape: Shape) -> int:
@@ -175,17 +166,15 @@ def count_lanes(num_teams: int, num_heads: int) -> int:
     return max(lanes for lanes in range(1, num_heads + 1) if num_heads % lanes == 0 and num_teams % lanes <= IDLE * num_teams)
 
 
-def warp_bytes(shape: Shape, heads: int, stages: int, piece: int = 0) -> int:
-    """A warp's ring and partials in shared memory; rows of a plain cache are padded, or runs of up to `piece` of them."""
-    run = math.gcd(shape.block_size, TILE, piece) if piece else 1
-    padding = 0 if shape.layout == HND_SWIZZLED.name else 16 if run == 1 else 32
-    tile = TILE * 2 * shape.head_dim + TILE // run * padding
-    return stages * 2 * tile + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
+def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
+    """A warp's ring and partials in shared memory."""
+    row = 2 * shape.head_dim + (0 if shape.layout == HND_SWIZZLED.name else 16)
+    return stages * 2 * TILE * row + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
 
 
-def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int, piece: int = 0) -> int:
+def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int) -> int:
     """What all warps take, and the list of sequences."""
-    return warps * warp_bytes(shape, heads, stages, piece) + 8 * (max_num_seqs + 1)
+    return warps * warp_bytes(shape, heads, stages) + 8 * (max_num_seqs + 1)
 
 
 class TensorCore(Attention):
@@ -258,10 +247,10 @@ class TensorCore(Attention):
 
 def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
     """The kernel for `shape`."""
-    warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages, teams.piece)}
+    warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages)}
     return Build(
         source="tensor_core.cu", entry="tensor_core", macros=shape.macros() | teams.macros() | warp,
-        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs, teams.piece),
+        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs),
     )
 
 
@@ -291,7 +280,7 @@ def builds(arch: str) -> list[Build]:
         (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),
         (Shape(group=16, head_dim=256), 1, "async"),
     )
-    short = ((Shape(layout=swizzled, group=8), 0), (Shape(), TILE), (Shape(group=16, block_size=24), 4))
+    short = ((Shape(layout=swizzled, group=8), bulk), (Shape(), "async"), (Shape(group=16, block_size=24), "async"))
     made = []
     for shape, part, copy in listed:
         parts = count_parts(shape)
@@ -302,13 +291,10 @@ def builds(arch: str) -> list[Build]:
     for shape, warps, team, copy in loads:
         teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy)
         made.append(build(shape, teams, 256))
-    for shape, piece in short:
-        copy = ("runs" if piece else "bulk") if has_bulk_copies(arch) else "async"
-        piece = piece if copy == "runs" else 0
-        warps = count_warps(shape, shape.group, 2, 256, SHARED_LIMIT[arch], piece=piece)
+    for shape, copy in short:
+        warps = count_warps(shape, shape.group, 2, 256, SHARED_LIMIT[arch])
         teams = Teams(
-            heads=shape.group, parts=1, warps=warps, stages=2, team=warps, copy=copy, piece=piece, opening="ahead",
-            closing="release",
+            heads=shape.group, parts=1, warps=warps, stages=2, team=warps, copy=copy, opening="quick", closing="release",
         )
         made.append(build(shape, teams, 256))
     return made

@@ -117,7 +117,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
         for (int stage = 0; stage < kStages; ++stage) initialise(&barriers[crew][stage], kArrivals);
         publish_barriers();
     }
-    if constexpr (kOpening == AHEAD) ask_for_tables(block_tables, table_stride, num_seqs);
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs, prefix.firsts);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_parts = num_kv_heads * kParts;

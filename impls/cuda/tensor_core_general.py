@@ -97,16 +97,14 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
     The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Raises Unsupported
     where nothing fits, teams do not consist of crews or CTAs of teams, or `arch` and the kernel have no such copies.
     """
-    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "piece": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "copy": "planned", **spec.params}
     asked = Asked.of(spec)
     rows, parts, crew = plan_rows(shape, asked)
     copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
-    if copy in (*fragments.LOADS, "runs"):
+    if copy in fragments.LOADS:
         raise Unsupported(f"copy={copy} is for plain decode of 16-bit caches; leave it planned, or set bulk or async")
-    if params["piece"]:
-        raise Unsupported(f"piece is for copy=runs (got copy={copy})")
     if params["tile"] not in TILES:
         raise Unsupported(f"tile must be 16 or 32 where warps multiply (got {params['tile']})")
     tile = params["tile"] or choose_tile(shape, rows // crew, count_share(spec, parts, crew, 32, num_sms * WARPS[0]))
@@ -265,7 +263,7 @@ def builds(arch: str) -> list[Build]:
     )
     made = [(shape, asked, fitting(shape, asked, part, arch, copy)) for shape, asked, part, copy in listed]
     shape, asked, crews = made[0]
-    made.append((shape, asked, dataclasses.replace(crews, team=crews.warps, opening="ahead", closing="release")))
+    made.append((shape, asked, dataclasses.replace(crews, team=crews.warps, opening="quick", closing="release")))
     return [build(shape, asked, crews, 256) for shape, asked, crews in made]
 
 

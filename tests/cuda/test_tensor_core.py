@@ -166,12 +166,12 @@ def test_it_is_available_from_8_0_on(monkeypatch, capability, missing):
     assert tensor_core.why_no_tensor_cores("cuda") == "no NVRTC"
 
 
-OTHERS = ({}, {"warps": 4}, {"copy": "load"}, {"copy": "runs"}, {"products": "warpgroups"})
+OTHERS = ({}, {"warps": 4}, {"copy": "load"}, {"products": "warpgroups"})
 
 
 @pytest.mark.parametrize("name", sorted(IMPL.params.keys() - {"prefix", "products", "ctas"}))
 def test_every_declared_choice_is_reachable(name):
-    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, by runs, or by warpgroups, makes a
+    """Each value of each parameter, the others at their defaults, with 4 warps, by loads, or by warpgroups, makes a
     kernel of its own: of plain decode, or of an 8-bit cache."""
     chosen = set()
     for value in IMPL.params[name]:

@@ -24,11 +24,10 @@ LENS = {
 KERNELS = {
     "swizzled": (HND_SWIZZLED, {"num_q_heads": 8, "head_dim": 64}, {}),
     "quick": (HND_SWIZZLED, {"num_q_heads": 8, "head_dim": 64}, {"opening": "quick", "closing": "release"}),
-    "ahead, teams of two": (NHD, {"num_q_heads": 8, "head_dim": 64}, {"opening": "ahead", "closing": "release", "team": 2}),
-    "runs": (HND, {"num_q_heads": 6, "head_dim": 128, "dtype": "bf16"}, {"copy": "runs"}),
-    "runs of a block of 24": (HND, {"num_q_heads": 6, "head_dim": 80, "block_size": 24}, {"copy": "runs", "stages": 3}),
-    "short runs": (HND, {"num_q_heads": 18, "head_dim": 64}, {"copy": "runs", "piece": 2, "opening": "quick"}),
-    "runs of one token": (HND, {"num_q_heads": 4, "head_dim": 64, "block_size": 1}, {"copy": "runs", "closing": "release"}),
+    "quick, teams of two": (NHD, {"num_q_heads": 8, "head_dim": 64}, {"opening": "quick", "closing": "release", "team": 2}),
+    "loads": (HND, {"num_q_heads": 6, "head_dim": 128, "dtype": "bf16"}, {"copy": "load", "opening": "quick"}),
+    "loads of a block of 24": (HND, {"num_q_heads": 6, "head_dim": 80, "block_size": 24}, {"copy": "load"}),
+    "loads of one token": (NHD, {"num_q_heads": 4, "head_dim": 64, "block_size": 1}, {"copy": "load", "opening": "quick"}),
 }
 
 
