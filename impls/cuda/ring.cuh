@@ -44,8 +44,8 @@ struct Caches {
     const int* table_rows = nullptr;    // [num_seqs], with SHARED: whose table has the run
 };
 
-// The next tile to copy: every kCrews-th of a share that ends at `end`, across segments.
-struct Cursor {
+// The next tile to copy: every kCrews-th of a share that ends at `end`, across segments; or, with solo ones, as turns come.
+struct Cursor : Way {
     const Caches caches;
     const Shares& shares;
     const int lane, end;
@@ -57,12 +57,14 @@ struct Cursor {
 
     __device__ Cursor(
         const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, int lane, bool fills = true)
-        : caches(caches), shares(shares), lane(lane), end(end), fills(fills), segment(segment), position(position) {
+        : Way(position - segment.begin), caches(caches), shares(shares), lane(lane), end(end), fills(fills), segment(segment),
+          position(position) {
+        if constexpr (kSolo > 0) this->position = enter(shares, segment);
         fetch();
     }
 
     __device__ void advance() {
-        position += kCrews;
+        position += stride();
         fetch();
     }
 
@@ -77,8 +79,14 @@ struct Cursor {
 
     // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
     __device__ void fetch() {
+        if constexpr (kSolo > 0) {
+            while (position >= segment.end && segment.end < end) {
+                segment = shares.after(segment, end);
+                position = enter(shares, segment);
+            }
+        }
         if (position >= end || (kCrew > 1 && !fills)) return;
-        while (position >= segment.end) segment = shares.after(segment, end);
+        if constexpr (kSolo == 0) while (position >= segment.end) segment = shares.after(segment, end);
         const int run_token = kOneBlock ? 0 : lane % kRunLanes % kRuns * kRun;
         if (run_token >= tile_tokens()) return;
         if constexpr (kWindow && !kOneBlock) if (!is_seen(run_token + kRun)) return;

@@ -9,6 +9,8 @@
 //             may be left over, and have no share
 //   share     an equal piece of a line: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
 //   segment   what a share holds of one sequence
+//   solo      a sequence of up to kSolo tiles, all in one share: one warp's. The warps of a team take such segments in turn, each on its
+//             own, instead of waiting for each other at the end of every one
 //
 // Nothing depends on the host but how many teams there are: a captured launch stays right when lengths change.
 #pragma once
@@ -24,6 +26,11 @@ constexpr int kHeads = kRows;           // of one query token
 constexpr int kWarps = PA_WARPS;        // of a CTA
 constexpr int kTeam = PA_TEAM;          // warps of a team: its crews take the tiles of a share in turn
 constexpr int kCrew = PA_CREW;          // warps of a crew
+#ifdef PA_SOLO
+constexpr int kSolo = PA_SOLO;          // tiles
+#else
+constexpr int kSolo = 0;
+#endif
 
 constexpr int kParts = (kGroup * kQueries + kRows - 1) / kRows;    // of a KV head's query rows
 constexpr int kThreads = kWarps * 32;
@@ -31,6 +38,7 @@ constexpr int kTeams = kWarps / kTeam;    // of a CTA
 constexpr int kCrews = kTeam / kCrew;     // of a team
 static_assert(kWarps % kTeam == 0, "PA_TEAM must divide PA_WARPS");
 static_assert(kTeam % kCrew == 0, "PA_CREW must divide PA_TEAM");
+static_assert(kSolo == 0 || kCrew == 1, "PA_SOLO is for warps that have a ring each");
 static_assert(kTile % 16 == 0, "PA_TILE must be a multiple of 16, the rows of an MMA tile");
 
 // What a sequence is to one kernel or the other; see prefix.cuh for what it is where prefixes are shared.
@@ -162,4 +170,34 @@ struct Shares {
         const int origin = round * num_tiles;
         return {seq, round, origin + sequences[seq].first_tile, begin, min(origin + sequences[seq + 1].first_tile, end)};
     }
+
+    __device__ bool is_solo(const Segment& segment) const {
+        const int tiles = tiles_of(sequences[segment.seq]);
+        return tiles <= kSolo && segment.end - segment.begin == tiles;
+    }
 };
+
+// A warp's way through the segments of a share: all crews take all of them together, or warps the solo ones in turn.
+template <bool kSomeSolo> struct WayOf {
+    static constexpr bool solo = false;
+    __device__ explicit WayOf(int) {}
+    __device__ static int enter(const Shares&, const Segment& segment) { return segment.begin; }    // nobody asks
+    __device__ static int stride() { return kCrews; }    // from a tile of the crew to its next
+};
+template <> struct WayOf<true> {
+    int ahead;            // warps whose turn comes before this one's
+    bool solo = false;    // whether the segment is one warp's
+
+    __device__ explicit WayOf(int ahead) : ahead(ahead) {}
+
+    // Enter the next segment, and say where its first tile for this warp is: at its end or further on where there is none.
+    __device__ int enter(const Shares& shares, const Segment& segment) {
+        solo = shares.is_solo(segment);
+        if (!solo) return segment.begin + ahead;
+        const int first = ahead == 0 ? segment.begin : segment.end;
+        ahead = (ahead == 0 ? kTeam : ahead) - 1;
+        return first;
+    }
+    __device__ int stride() const { return solo ? 1 : kCrews; }
+};
+using Way = WayOf<(kSolo > 0)>;

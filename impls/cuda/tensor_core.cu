@@ -61,6 +61,16 @@ __device__ __forceinline__ void finish(
     team_sync(team);    // all have read the partials, before the next are stored
 }
 
+// Write what a warp holds of a solo segment.
+__device__ __forceinline__ void finish_solo(const Partials& partials, int lane, int num_heads, Scalar* out, float* lse) {
+    __syncwarp();
+    for (int i = lane; i < num_heads * kQuads; i += 32) {
+        const int head = i / kQuads, quad = i % kQuads;
+        write_out(out + head * kHeadDim, lse + head, quad, merge_team<1>(&partials, head, quad));
+    }
+    __syncwarp();    // all have read the partials
+}
+
 // Rows without a key, of every gridDim.x-th sequence.
 __device__ inline void write_empty(
     Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride) {
@@ -100,28 +110,38 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
     if (column < shares.columns) {
         const int end = shares.begin(column + 1), begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
-        int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th
+        int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th, if none is solo
+        Way way(position - begin);
         Tiles tiles(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
             shares, segment, position, end, memory + warp * kRingBytes, barriers[warp], lane);
         const Workspace workspace = {sums, stats, arrived};
         while (true) {
-            const int heads = segment.round * lanes + lane_of_heads;    // which part of which KV head
-            const int q_head = heads / kParts * kGroup + heads % kParts * kHeads;
-            const int num_heads = min(kHeads, kGroup - heads % kParts * kHeads);
-            const int token = query_start_loc[segment.seq], num_tokens = sequences[segment.seq].num_tokens;
+            if constexpr (kSolo > 0) position = way.enter(shares, segment);
+            if (position < segment.end || !way.solo) {    // else another warp's
+                const int heads = segment.round * lanes + lane_of_heads;    // which part of which KV head
+                const int q_head = heads / kParts * kGroup + heads % kParts * kHeads;
+                const int num_heads = min(kHeads, kGroup - heads % kParts * kHeads);
+                const int token = query_start_loc[segment.seq], num_tokens = sequences[segment.seq].num_tokens;
 
-            Sums mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
-            for (; position < segment.end; position += kTeam) {
-                const int first_token = (position - segment.first) * kTile;
-                mine.add(tiles.wait(), first_token, num_tokens - first_token);
-                tiles.refill();
+                Sums mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
+                for (; position < segment.end; position += way.stride()) {
+                    const int first_token = (position - segment.first) * kTile;
+                    mine.add(tiles.wait(), first_token, num_tokens - first_token);
+                    tiles.refill();
+                }
+                mine.leave(all_partials[warp]);
+                if (way.solo) {
+                    finish_solo(
+                        all_partials[warp], lane, num_heads, out + token * out_stride + q_head * kHeadDim,
+                        lse + (long long)token * num_q_heads + q_head);
+                } else {
+                    finish(
+                        all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team, num_heads,
+                        arrived + (long long)segment.seq * num_heads_kv + heads,
+                        out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head);
+                }
             }
-            mine.leave(all_partials[warp]);
-            finish(
-                all_partials + team * kTeam, shares, segment, workspace, column, lane_of_heads, team, num_heads,
-                arrived + (long long)segment.seq * num_heads_kv + heads,
-                out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head);
             if (segment.end == end) break;
             segment = shares.after(segment, end);
         }

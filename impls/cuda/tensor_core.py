@@ -28,6 +28,9 @@ TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
 LOAD_SHARE = 2       # tiles of a warp, of a CTA's eight, from which on loads to registers beat cp.async into a ring
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
+MANY = 8             # sequences of a CTA, from which on its warps make several teams, too
+SHORT = 32           # tiles of a sequence, at most, on average, where short ones are left to single warps
+SOLO = 8             # tiles of such a short one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
@@ -46,6 +49,7 @@ class Teams:
     team      warps that share a segment of a sequence: a divisor of `warps`
     copy      how a warp's tiles come: to its ring by "bulk" copies of whole runs, or 16 bytes a lane, "async"; to registers by
               "load", or by "load_once", which leaves L2 first
+    solo      tiles of a sequence, up to which one warp of a team takes it by itself; 0 for none
     arrivals  parts of a team that count the shares of a sequence, each for itself
     """
 
@@ -55,6 +59,7 @@ class Teams:
     stages: int
     team: int
     copy: str
+    solo: int = 0
     arrivals: ClassVar[int] = 1
 
     def macros(self) -> dict[str, str | int]:
@@ -64,7 +69,7 @@ class Teams:
             "PA_ROWS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
             "PA_COPY": self.copy.upper(), "PA_AT_ONCE": at_once,
             "PA_QUERIES": 1, "PA_WINDOW_TOKENS": 0, "PA_CREW": 1, "PA_TILE": TILE,
-        }
+        } | ({"PA_SOLO": self.solo} if self.solo else {})
 
 
 def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Teams:
@@ -74,7 +79,7 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     as registers do. Raises Unsupported where nothing fits, the team does not divide the warps, `arch` has no bulk copies to be
     asked for, or loads cannot read the layout.
     """
-    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", "solo": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
     copy, stages = params["copy"], params["stages"] or 2
@@ -96,7 +101,8 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
-    return Teams(heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy)
+    solo = choose_solo(spec, parts, num_sms) if params["solo"] == "planned" else params["solo"]
+    return Teams(heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, solo=solo)
 
 
 def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stages: int = 2) -> str:
@@ -129,8 +135,21 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md."""
-    return max(min(most // 2, 4), 1) if count_tiles(spec, parts) / num_warps >= LONG_SHARE else most
+    """All warps of a CTA, up to `most`, where shares are short and of few sequences, else half of them, up to 4; as measured,
+    docs/kernels.md."""
+    several = count_tiles(spec, parts) / num_warps >= LONG_SHARE or has_many(spec, parts, num_warps // most)
+    return max(min(most // 2, 4), 1) if several else most
+
+
+def choose_solo(spec: AttentionSpec, parts: int, num_sms: int) -> int:
+    """Leave short sequences to single warps where a pool of this size says that many must be short, if all are there."""
+    average = spec.num_blocks * spec.block_size / max(spec.max_num_seqs, 1)
+    return SOLO if has_many(spec, parts, num_sms) and average <= SHORT * TILE else 0
+
+
+def has_many(spec: AttentionSpec, parts: int, num_sms: int) -> bool:
+    """Whether a CTA may have to begin and to end many sequences."""
+    return spec.max_num_seqs * spec.num_kv_heads * parts >= MANY * num_sms
 
 
 def count_tiles(spec: AttentionSpec, parts: int) -> int:
