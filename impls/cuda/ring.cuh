@@ -19,13 +19,16 @@ constexpr bool kLoads = kCopy == LOAD || kCopy == LOAD_ONCE;    // no ring: kSta
 
 __device__ constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
-// A swizzled cache lands as it lies there. Rows of others are spread over the banks by 16 bytes of padding.
+// A swizzled cache lands as it lies there; chunk by chunk, as it would if the tile were one block's, so that rows of blocks below eight
+// tokens are spread over the banks, too. Rows of others are spread by 16 bytes of padding.
 constexpr bool kSwizzled = kLayout == HND_SWIZZLED;
 constexpr int kRun = kCopy == BULK && kSwizzled ? greatest_common_divisor(kBlockSize, kTile) : 1;    // tokens
 constexpr int kRuns = kTile / kRun;
 constexpr int kRunLanes = kRuns <= 16 ? 16 : 32;                  // that fetch a block each, and copy a run each of K or of V
 constexpr int kRowBytes = kHeadDim * sizeof(Cache);
 constexpr int kChunks = kRowBytes / 16;                           // of a row
+constexpr int kWholeChunks = kRowBytes / 128 * 8;                 // that are swizzled, in groups of eight
+constexpr bool kByRow = kCopy != BULK || kBlockSize % 8 == 0;     // by the token's row of the tile, not its slot of the block
 constexpr int kPitch = kSwizzled || kChunks % 2 == 1 ? kRowBytes : kRowBytes + 16;    // bytes from a row to the next, in a stage
 constexpr int kTileBytes = kTile * kPitch;                        // of K or of V
 constexpr int kRingBytes = kStages * 2 * kTileBytes;
@@ -172,7 +175,11 @@ struct Ring : Cursor {
                 from = cache + head.row(its_block, (first_slot + row) % kBlockSize);
             }
             if constexpr (kWindow) if (!is_seen(row + 1)) continue;
-            if (row < tokens) copy_chunk(tile + row * kPitch + chunk * 16, from + chunk * (16 / sizeof(Cache)));
+            int place = chunk;
+            if constexpr (kSwizzled && kBlockSize % 8 != 0) {
+                if (chunk < kWholeChunks) place ^= ((first_slot + row) % kBlockSize ^ row) % 8;
+            }
+            if (row < tokens) copy_chunk(tile + row * kPitch + place * 16, from + chunk * (16 / sizeof(Cache)));
         }
     }
 };

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
 from impls.cuda import fragments, jit
@@ -32,6 +33,7 @@ MANY = 8             # sequences of a CTA, from which on its warps make several 
 SHORT = 32           # tiles of a sequence, at most, on average, where short ones are left to single warps
 SOLO = 8             # tiles of such a short one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
+SHORT_RUN = 1024     # bytes of adjacent tokens, below which 16 bytes a lane beat bulk copies
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 
@@ -106,7 +108,8 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
 
 
 def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stages: int = 2) -> str:
-    """Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one by one.
+    """Bulk copies need runs of some length, which only a swizzled cache of not too small blocks has: rows of others are padded
+    one by one.
 
     Plain rows come by loads to registers where that was measured to be faster, and from LOAD_SHARE tiles a warp on; what other
     parts of a group are to read again is not asked to leave L2.
@@ -114,7 +117,7 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
     if not has_bulk_copies(arch):
         return "async"
     if shape.layout == HND_SWIZZLED.name:
-        return "bulk"
+        return "bulk" if math.gcd(shape.block_size, TILE) * row_bytes(shape) >= SHORT_RUN else "async"
     measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and stages == 2
     if not measured or share < LOAD_SHARE:
         return "async"
@@ -164,9 +167,14 @@ def count_lanes(num_teams: int, num_heads: int) -> int:
     return max(lanes for lanes in range(1, num_heads + 1) if num_heads % lanes == 0 and num_teams % lanes <= IDLE * num_teams)
 
 
+def row_bytes(shape: Shape) -> int:
+    """Of a token's key, or its value, for one KV head."""
+    return shape.head_dim * ITEMSIZE[shape.cache_dtype]
+
+
 def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
     """A warp's ring and partials in shared memory."""
-    row = 2 * shape.head_dim + (0 if shape.layout == HND_SWIZZLED.name else 16)
+    row = row_bytes(shape) + (0 if shape.layout == HND_SWIZZLED.name else 16)
     return stages * 2 * TILE * row + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
 
 
@@ -250,32 +258,35 @@ def builds(arch: str) -> list[Build]:
     """Builds that stand for all, at most 256 sequences; as many warps as `arch` has room for, one `part`-th of them a team."""
     swizzled, bulk = HND_SWIZZLED.name, "bulk" if has_bulk_copies(arch) else "async"
     loads = (
-        (Shape(), 12, 4, "load"),
-        (Shape(layout="NHD", group=8), 12, 12, "load_once"),
-        (Shape(layout="NHD", group=16), 8, 4, "load"),
-        (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load"),
-        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 8, 4, "load"),
-        (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load"),
+        (Shape(), 12, 4, "load", 0),
+        (Shape(layout="NHD", group=8), 12, 12, "load_once", 0),
+        (Shape(layout="NHD", group=8), 12, 4, "load_once", SOLO),
+        (Shape(layout="NHD", group=16), 8, 4, "load", 0),
+        (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load", 0),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 8, 4, "load", 0),
+        (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load", 0),
     )
     listed = (
-        (Shape(layout=swizzled), 8, bulk),
-        (Shape(layout=swizzled, group=8), 1, bulk),
-        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk),
-        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk),
-        (Shape(group=8), 8, "async"),
-        (Shape(layout="NHD", group=16), 1, "async"),
-        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),
-        (Shape(group=16, head_dim=256), 1, "async"),
+        (Shape(layout=swizzled), 8, bulk, 0),
+        (Shape(layout=swizzled), 2, bulk, SOLO),
+        (Shape(layout=swizzled, group=8), 1, bulk, 0),
+        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk, 0),
+        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk, 0),
+        (Shape(layout=swizzled, block_size=1), 1, "async", 0),
+        (Shape(group=8), 8, "async", 0),
+        (Shape(layout="NHD", group=16), 1, "async", SOLO),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk, 0),
+        (Shape(group=16, head_dim=256), 1, "async", 0),
     )
     made = []
-    for shape, part, copy in listed:
+    for shape, part, copy, solo in listed:
         parts = count_parts(shape)
         heads = math.ceil(shape.group / parts)
         warps = count_warps(shape, heads, 2, 256, SHARED_LIMIT[arch])
-        teams = Teams(heads=heads, parts=parts, warps=warps, stages=2, team=max(warps // part, 1), copy=copy)
+        teams = Teams(heads=heads, parts=parts, warps=warps, stages=2, team=max(warps // part, 1), copy=copy, solo=solo)
         made.append(build(shape, teams, 256))
-    for shape, warps, team, copy in loads:
-        teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy)
+    for shape, warps, team, copy, solo in loads:
+        teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy, solo=solo)
         made.append(build(shape, teams, 256))
     return made
 

@@ -119,13 +119,14 @@ def fitting(
 
 def refusal(shape: Shape, spec: AttentionSpec, arch: str) -> str | None:
     """Say what warpgroups do not do, or None."""
-    params = {"team": 0, "warps": 0, "tile": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "tile": 0, "copy": "planned", "solo": "planned", **spec.params}
     rules = (
         (arch == prefill.ARCH, f"needs compute capability 9.0 (got {arch})"),
         (shape.head_dim in HEAD_DIMS, f"needs a head_dim of 64, 128 or 256 (got {shape.head_dim})"),
         (set(shape.features) <= {"sinks"}, f"takes 16-bit caches and sinks (got {', '.join(shape.features)})"),
         (params["tile"] in TILES, f"takes tiles of 64 or 128 (got {params['tile']})"),
         (params["team"] == params["warps"] == 0, "has neither team nor warps; leave them planned"),
+        (params["solo"] in ("planned", 0), "has no warps by themselves; leave solo planned"),
         (params["copy"] in ("planned", "async"), f"copies by async (got {params['copy']})"),
     )
     return next((text for holds, text in rules if not holds), None)
