@@ -17,6 +17,10 @@ from impls.cuda.launch import Packer
 
 PAGES = Path(__file__).with_name("emulator")
 EXPORTS = """
+#ifndef HAS_PRODUCTS    // wgmma.cuh
+static void begin_engines() {{ begin_copies(blockDim.x); }}
+static bool run_engines() {{ return run_copies(); }}
+#endif
 static void body() {{ call({entry}); }}
 extern "C" const char* run(int ctas, int threads, void** with, unsigned seed) {{
     return launch(ctas, threads, with, seed, body);

@@ -7,6 +7,8 @@ static unsigned shared_address(const void* pointer) {
     return byte - memory;
 }
 
+constexpr bool kHasBulkCopies = true;
+
 using Barrier = unsigned long long;
 struct Phase {
     unsigned arrivals, missing, number;
@@ -37,7 +39,7 @@ struct Batch {
 static std::vector<std::vector<Chunk>> issued;    // by thread
 static std::vector<Batch> batches;
 
-static void copy_chunk(void* shared, const void* global, bool there) {
+static void copy_chunk(void* shared, const void* global, bool there = true) {
     REQUIRE(shared_address(shared) % 16 == 0 && reinterpret_cast<uintptr_t>(global) % 16 == 0);
     memset(shared, 0xee, 16);
     issued[threadIdx.x].push_back({static_cast<unsigned char*>(shared), there ? global : nullptr});

@@ -2,6 +2,7 @@
 // a wait. Whoever reads registers early, writes weights or shared memory early, or errs in a descriptor, gets a wrong answer.
 #pragma once
 
+#define HAS_PRODUCTS
 #include <deque>
 
 #include "matrices.cuh"
