@@ -9,7 +9,7 @@
 #pragma once
 
 #include "mbarrier.cuh"
-#include "shares.cuh"
+#include "solo.cuh"
 
 // Specialised by tensor_core.py.
 constexpr int kStages = PA_STAGES;
@@ -47,11 +47,12 @@ struct Caches {
     const int* table_rows = nullptr;    // [num_seqs], with SHARED: whose table has the run
 };
 
-// The next tile to copy: every kCrews-th of a share that ends at `end`, across segments; or, with solo ones, as turns come.
+// The next tile to copy: every kCrews-th of a share that ends at `end`, across segments; then of solo ones.
 struct Cursor : Way {
     const Caches caches;
     const Shares& shares;
-    const int lane, end;
+    const int lane;
+    int end;
     const bool fills;    // else another warp of the crew does
 
     Segment segment;    // of the tile
@@ -60,9 +61,8 @@ struct Cursor : Way {
 
     __device__ Cursor(
         const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, int lane, bool fills = true)
-        : Way(position - segment.begin), caches(caches), shares(shares), lane(lane), end(end), fills(fills), segment(segment),
-          position(position) {
-        if constexpr (kSolo > 0) this->position = enter(shares, segment);
+        : Way(shares, caches.num_kv_heads * kParts / caches.lanes), caches(caches), shares(shares), lane(lane), end(end),
+          fills(fills), segment(segment), position(position) {
         fetch();
     }
 
@@ -82,12 +82,7 @@ struct Cursor : Way {
 
     // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
     __device__ void fetch() {
-        if constexpr (kSolo > 0) {
-            while (position >= segment.end && segment.end < end) {
-                segment = shares.after(segment, end);
-                position = enter(shares, segment);
-            }
-        }
+        if constexpr (kSolo > 0) while (position >= segment.end && go_on(shares, segment, end, position)) {}
         if (position >= end || (kCrew > 1 && !fills)) return;
         if constexpr (kSolo == 0) while (position >= segment.end) segment = shares.after(segment, end);
         const int run_token = kOneBlock ? 0 : lane % kRunLanes % kRuns * kRun;

@@ -9,8 +9,7 @@
 //             may be left over, and have no share
 //   share     an equal piece of a line: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
 //   segment   what a share holds of one sequence
-//   solo      a sequence of up to kSolo tiles, all in one share: one warp's. The warps of a team take such segments in turn, each on its
-//             own, instead of waiting for each other at the end of every one
+//   solo      sequences of up to kSolo tiles may be single warps', and then are on no line: solo.cuh
 //
 // Nothing depends on the host but how many teams there are: a captured launch stays right when lengths change.
 #pragma once
@@ -50,7 +49,7 @@ constexpr Role kRole = ALONE;
 #endif
 
 template <bool kSeveral> struct alignas(8) SequenceOf {
-    int first_tile;    // tiles of all sequences before it
+    int first_tile;    // tiles of all sequences before it, on a line
     int num_tokens;    // 0 without a query token
 
     __device__ SequenceOf(int first_tile, int num_tokens, int, int) : first_tile(first_tile), num_tokens(num_tokens) {}
@@ -78,6 +77,13 @@ __device__ inline int tiles_of(const Sequence& sequence) {
     return (sequence.num_tokens + kTile - 1) / kTile - first_seen(sequence) / kTile;
 }
 
+// Those on a line.
+__device__ inline int line_tiles_of(const Sequence& sequence) {
+    const int tiles = tiles_of(sequence);
+    if constexpr (kSolo > 0) return tiles > kSolo ? tiles : 0;
+    return tiles;
+}
+
 // List `sequences` [num_seqs + 1] in shared memory, for all threads to read; the last one ends the list. All threads call it.
 // `firsts` [num_seqs] are first tokens, where prefixes are shared.
 __device__ inline void list_sequences(
@@ -96,7 +102,7 @@ __device__ inline void list_sequences(
             // A sequence that has become shorter than what it shared is all its own.
             if constexpr (kRole == OWN) first = num_tokens - num_queries >= first ? first : 0;
         }
-        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries, first));
+        const int tiles = line_tiles_of(Sequence(0, num_tokens, num_queries, first));
         int sum = tiles;    // of the lanes up to this one
         for (int offset = 1; offset < 32; offset *= 2) {
             const int below = __shfl_up_sync(0xffffffffu, sum, offset);
@@ -138,7 +144,10 @@ struct Shares {
     }
 
     // Where share `column` begins, and the share that `position` is in.
-    __device__ int begin(int column) const { return column * shorter + min(column, longer); }
+    __device__ int begin(int column) const {
+        if constexpr (kSolo > 0) column = min(column, columns);    // teams without a piece of the line may have solo sequences
+        return column * shorter + min(column, longer);
+    }
     __device__ int column_of(int position) const {
         const int first_shorter = longer * (shorter + 1);
         return position < first_shorter ? position / (shorter + 1) : longer + (position - first_shorter) / shorter;
@@ -151,6 +160,7 @@ struct Shares {
 
     // The segment that begins at `position`, of a share that ends at `end`.
     __device__ Segment find(int position, int end) const {
+        if constexpr (kSolo > 0) if (position == end) return {0, 0, end, end, end};
         const int round = position / num_tiles, tile = position % num_tiles;
         int seq = 0;    // the last sequence that begins at or before the tile; empty ones are passed over
         for (int past = num_seqs; past - seq > 1;) {
@@ -163,41 +173,11 @@ struct Shares {
         int seq = segment.seq, round = segment.round;
         do {
             if (++seq == num_seqs) seq = 0, ++round;
-        } while (sequences[seq].num_tokens == 0);
+        } while (kSolo > 0 ? line_tiles_of(sequences[seq]) == 0 : sequences[seq].num_tokens == 0);
         return make(seq, round, segment.end, end);
     }
     __device__ Segment make(int seq, int round, int begin, int end) const {
         const int origin = round * num_tiles;
         return {seq, round, origin + sequences[seq].first_tile, begin, min(origin + sequences[seq + 1].first_tile, end)};
     }
-
-    __device__ bool is_solo(const Segment& segment) const {
-        const int tiles = tiles_of(sequences[segment.seq]);
-        return tiles <= kSolo && segment.end - segment.begin == tiles;
-    }
 };
-
-// A warp's way through the segments of a share: all crews take all of them together, or warps the solo ones in turn.
-template <bool kSomeSolo> struct WayOf {
-    static constexpr bool solo = false;
-    __device__ explicit WayOf(int) {}
-    __device__ static int enter(const Shares&, const Segment& segment) { return segment.begin; }    // nobody asks
-    __device__ static int stride() { return kCrews; }    // from a tile of the crew to its next
-};
-template <> struct WayOf<true> {
-    int ahead;            // warps whose turn comes before this one's
-    bool solo = false;    // whether the segment is one warp's
-
-    __device__ explicit WayOf(int ahead) : ahead(ahead) {}
-
-    // Enter the next segment, and say where its first tile for this warp is: at its end or further on where there is none.
-    __device__ int enter(const Shares& shares, const Segment& segment) {
-        solo = shares.is_solo(segment);
-        if (!solo) return segment.begin + ahead;
-        const int first = ahead == 0 ? segment.begin : segment.end;
-        ahead = (ahead == 0 ? kTeam : ahead) - 1;
-        return first;
-    }
-    __device__ int stride() const { return solo ? 1 : kCrews; }
-};
-using Way = WayOf<(kSolo > 0)>;

@@ -96,14 +96,14 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
         fragments.refuse(shape, copy, stages)
         stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
     shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
-    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most)
+    solo = choose_solo(spec, parts, num_sms) if params["solo"] == "planned" else params["solo"]
+    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most, solo)
     if not warps:
-        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs)
+        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs, solo)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
     team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
-    solo = choose_solo(spec, parts, num_sms) if params["solo"] == "planned" else params["solo"]
     return Teams(heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, solo=solo)
 
 
@@ -125,11 +125,11 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
 
 
 def count_warps(
-    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS
+    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS, solo: int = 0
 ) -> int:
     """The first of `numbers` of warps for which shared memory has room; 0 where there is none."""
     room = shared_limit - STATIC_BYTES
-    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs) <= room), 0)
+    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs, solo) <= room), 0)
 
 
 def count_parts(shape: Shape) -> int:
@@ -178,9 +178,9 @@ def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
     return stages * 2 * TILE * row + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
 
 
-def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int) -> int:
-    """What all warps take, and the list of sequences."""
-    return warps * warp_bytes(shape, heads, stages) + 8 * (max_num_seqs + 1)
+def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int, solo: int = 0) -> int:
+    """What all warps take, and the list of sequences, with their ranks where some are `solo`."""
+    return warps * warp_bytes(shape, heads, stages) + (12 if solo else 8) * (max_num_seqs + 1)
 
 
 class TensorCore(Attention):
@@ -245,7 +245,7 @@ def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
     warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages)}
     return Build(
         source="tensor_core.cu", entry="tensor_core", macros=shape.macros() | teams.macros() | warp,
-        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs),
+        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs, teams.solo),
     )
 
 
