@@ -27,10 +27,11 @@ template <> struct WayOf<true> {
         const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), team = blockIdx.x * kTeams + warp / kTeam;
         const int columns = gridDim.x * kTeams / shares.lanes, column = team / shares.lanes;
         if (column >= columns) return;
-        const int all = ranks_of(shares)[shares.num_seqs] * rounds;
-        const long long deals = (all + kTeam - 1) / kTeam;
-        next = static_cast<int>(column * deals / columns) * kTeam + warp % kTeam;
-        past = min(static_cast<int>((column + 1) * deals / columns) * kTeam, all);
+        const int all = list_of(shares)[shares.num_seqs] * rounds, deals = (all + kTeam - 1) / kTeam;
+        const int fewer = deals / columns, more = deals - fewer * columns;    // the last `more` teams have one more
+        const int first = column * fewer + max(column + more - columns, 0);
+        next = first * kTeam + warp % kTeam;
+        past = min((first + fewer + (column + more >= columns)) * kTeam, all);
     }
     __device__ int stride() const { return solo ? 1 : kCrews; }
 
@@ -46,31 +47,28 @@ template <> struct WayOf<true> {
         return true;
     }
 
-    __device__ static const int* ranks_of(const Shares& shares) {    // [num_seqs + 1], behind the list
+    __device__ static const int* list_of(const Shares& shares) {
         return reinterpret_cast<const int*>(shares.sequences + shares.num_seqs + 1);
     }
     __device__ static Segment find(const Shares& shares, int number) {
-        const int* ranks = ranks_of(shares);
-        const int each = ranks[shares.num_seqs], rank = number % each;
-        int seq = 0;    // the last one with as many before it
-        for (int past = shares.num_seqs; past - seq > 1;) {
-            const int middle = (seq + past) / 2;
-            if (ranks[middle] <= rank) seq = middle; else past = middle;
-        }
+        const int* list = list_of(shares);
+        const int each = list[shares.num_seqs], seq = list[number % each];
         return {seq, number / each, 0, 0, tiles_of(shares.sequences[seq])};
     }
 };
 using Way = WayOf<(kSolo > 0)>;
 
-// List how many solo sequences are before each, and before the end, behind `sequences`. All threads call it.
-__device__ inline void rank_solo(Sequence* sequences, int num_seqs) {
+// List which sequences are solo, and behind as many as there are sequences, how many: [num_seqs + 1], behind `sequences`. All threads
+// call it.
+__device__ inline void list_solo(Sequence* sequences, int num_seqs) {
     __shared__ int by_warp[kWarps];
-    int* ranks = reinterpret_cast<int*>(sequences + num_seqs + 1);
+    int* list = reinterpret_cast<int*>(sequences + num_seqs + 1);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int before = 0;    // in earlier turns
     for (int begin = 0; begin <= num_seqs; begin += kThreads) {
         const int seq = begin + threadIdx.x, tiles = seq < num_seqs ? tiles_of(sequences[seq]) : 0;
-        const unsigned solo = __ballot_sync(0xffffffffu, tiles > 0 && tiles <= kSolo);
+        const bool is_solo = tiles > 0 && tiles <= kSolo;
+        const unsigned solo = __ballot_sync(0xffffffffu, is_solo);
         if (lane == 0) by_warp[warp] = __popc(solo);
         __syncthreads();
         int past = before;
@@ -78,7 +76,8 @@ __device__ inline void rank_solo(Sequence* sequences, int num_seqs) {
             if (w < warp) past += by_warp[w];
             before += by_warp[w];
         }
-        if (seq <= num_seqs) ranks[seq] = past + __popc(solo & ((1u << lane) - 1));
+        if (is_solo) list[past + __popc(solo & ((1u << lane) - 1))] = seq;
+        if (seq == num_seqs) list[num_seqs] = before;
         __syncthreads();    // the list is there, and by_warp may be overwritten
     }
 }

@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         publish_barriers();
     }
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
-    if constexpr (kSolo > 0) rank_solo(sequences, num_seqs);
+    if constexpr (kSolo > 0) list_solo(sequences, num_seqs);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_heads_kv = num_kv_heads * kParts;
     const Shares shares(sequences, num_seqs, lanes, num_heads_kv / lanes, gridDim.x * kTeams);

@@ -179,7 +179,7 @@ def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
 
 
 def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int, solo: int = 0) -> int:
-    """What all warps take, and the list of sequences, with their ranks where some are `solo`."""
+    """What all warps take, and the list of sequences, and that of those that are `solo`."""
     return warps * warp_bytes(shape, heads, stages) + (12 if solo else 8) * (max_num_seqs + 1)
 
 
