@@ -96,8 +96,14 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
         fragments.refuse(shape, copy, stages)
         stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
     shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
+
+    def fitting(solo: int) -> int:
+        return count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most, solo)
+
     solo = choose_solo(spec, parts, num_sms) if params["solo"] == "planned" else params["solo"]
-    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most, solo)
+    if params["solo"] == "planned" and fitting(solo) < fitting(0):
+        solo = 0  # their list is not worth a warp
+    warps = fitting(solo)
     if not warps:
         least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs, solo)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")

@@ -76,6 +76,7 @@ def test_teams_follow_from_capacities(spec, team):
         pytest.param(spec_of(256, 1024), 0, id="many that may all be of 64 tiles"),
         pytest.param(spec_of(256, 18432, fill=0.12), 0, id="lengths log-normal"),
         pytest.param(spec_of(16, 512), 0, id="one sequence a CTA"),
+        pytest.param(spec_of(8192, 64), 0, id="so many that the list would take the room of warps"),
         pytest.param(spec_of(256, 65536, fill=1 / 205, params={"solo": 0}), 0, id="not asked for"),
         pytest.param(spec_of(1, 131072, params={"solo": 32}), 32, id="asked for"),
     ],

@@ -17,7 +17,7 @@ LENS = {
     "one long among short": (*(64,) * 6, 400, *(30, 0, 1, 17, 64, 128, 129)),
     "all alike": (64,) * 9,
     "none short": (200, 300),
-    "fewer than warps": (16, 5),
+    "fewer than warps, and a short line": (20, 130, 5),
 }
 #: layout, shape, parameters
 KERNELS = {
@@ -29,7 +29,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("num_ctas", [1, 3])
+@pytest.mark.parametrize("num_ctas", [1, 5])
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=[name.replace(" ", "_") for name in KERNELS])
 @pytest.mark.parametrize("lens", LENS.values(), ids=[name.replace(" ", "_") for name in LENS])
 def test_attention_is_the_softmax_over_all_keys(on_cpu, monkeypatch, lens, kernel, num_ctas):  # noqa: F811
