@@ -75,7 +75,8 @@ IMPLS: tuple[Impl, ...] = (
         params={
             "team": (0, 1, 2, 4, 6, 8, 12), "warps": (0, 4, 8, 12, 16), "stages": (0, 2, 3, 4, 6),
             "tile": (0, 16, 32, 64, 128), "products": ("planned", "warps", "warpgroups"),
-            "copy": ("planned", "bulk", "async", "load", "load_once"), "prefix": ("planned", "always", "never"),
+            "copy": ("planned", "bulk", "async", "load", "load_once"), "solo": ("planned", 0, 4, 8, 16, 32),
+            "prefix": ("planned", "always", "never"),
             "opening": ("planned", "plain", "quick"), "closing": ("planned", "fences", "release"), "ctas": (0, 128),
         },
         note="persistent, equal shares of all sequences, heads and query tokens in the tensor cores' tile",

@@ -10,7 +10,6 @@
 
 constexpr int kColumns = (kHeads + 7) / 8;      // MMA tiles of 8 heads
 constexpr int kSteps = kLoads ? (kHeadDim + 63) / 64 * 4 : kHeadDim / 16;    // MMA tiles of 16 elements; by loads, of whole lines
-constexpr int kWholeChunks = kRowBytes / 128 * 8;    // 16-byte chunks of a row that are swizzled, in groups of eight
 static_assert(kHeadDim % 16 == 0, "PA_HEAD_DIM must be a multiple of 16, the rows of an MMA tile");
 static_assert(sizeof(Scalar) == 2, "PA_SCALAR must be of 16 bits");
 
@@ -103,7 +102,7 @@ struct Accumulator {
     }
 
     __device__ static Row row(const unsigned char* tile, int row, int first_token) {
-        const int slot = kBlockSize % 8 == 0 ? row : (first_token + row) % kBlockSize;
+        const int slot = kByRow ? row : (first_token + row) % kBlockSize;
         return {shared_address(tile + row * kPitch), slot % 8};
     }
 

@@ -133,7 +133,7 @@ struct LazyAccumulator {
     }
 
     __device__ static Row row(const unsigned char* tile, int row, int first_token) {
-        const int slot = kBlockSize % 8 == 0 ? row : (first_token + row) % kBlockSize;
+        const int slot = kByRow ? row : (first_token + row) % kBlockSize;
         return {shared_address(tile + row * kPitch), slot % 8};
     }
 

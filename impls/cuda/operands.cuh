@@ -9,7 +9,6 @@
 #include "scores.cuh"
 
 constexpr int kPairs = (kSteps + 1) / 2;             // of steps
-constexpr int kWholeChunks = kRowBytes / 128 * 8;    // 16-byte chunks of a row that are swizzled, in groups of eight
 
 // Where a lane's row of a tile is, when matrices are loaded.
 struct Row {

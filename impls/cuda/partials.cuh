@@ -56,12 +56,12 @@ __device__ __forceinline__ void team_sync(int team) {
 }
 
 // Four elements of a row, over the crews of a team; `partials` begin with those of the first crew's warp that has it.
-__device__ inline Merged merge_team(const Partials* partials, int head, int quad) {
+template <int kMerged = kTeam> __device__ inline Merged merge_team(const Partials* partials, int head, int quad) {
     Merged merged;
 #pragma unroll
-    for (int w = 0; w < kTeam; w += kCrew) merged.most = fmaxf(merged.most, partials[w].stats[head].x);
+    for (int w = 0; w < kMerged; w += kCrew) merged.most = fmaxf(merged.most, partials[w].stats[head].x);
 #pragma unroll
-    for (int w = 0; w < kTeam; w += kCrew) {
+    for (int w = 0; w < kMerged; w += kCrew) {
         merged.add(partials[w].stats[head], *reinterpret_cast<const float4*>(&partials[w].sums[head][quad * 4]));
     }
     return merged;

@@ -77,7 +77,8 @@ class Prefixes:
         tile, own = spec.params.get("tile", 0), verify.plan_warpgroups(self._shape, spec, arch) if spec.max_q_len > 1 else None
         lists = []
         if own is None:
-            spec_of_crews = dataclasses.replace(spec, params={"tile": tile if tile in general.TILES else 0})
+            plain = {"opening": "plain", "closing": "fences", "tile": tile if tile in general.TILES else 0}
+            spec_of_crews = dataclasses.replace(spec, params=plain)
             own = general.plan_crews(self._shape, spec_of_crews, num_ctas, arch)
             lists.append((own, spec.max_num_seqs))
         self._own = own

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "mbarrier.cuh"
-#include "shares.cuh"
+#include "solo.cuh"
 
 // Specialised by tensor_core.py.
 constexpr int kStages = PA_STAGES;
@@ -19,13 +19,16 @@ constexpr bool kLoads = kCopy == LOAD || kCopy == LOAD_ONCE;    // no ring: kSta
 
 __device__ constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
-// A swizzled cache lands as it lies there. Rows of others are spread over the banks by 16 bytes of padding.
+// A swizzled cache lands as it lies there; chunk by chunk, as it would if the tile were one block's, so that rows of blocks below eight
+// tokens are spread over the banks, too. Rows of others are spread by 16 bytes of padding.
 constexpr bool kSwizzled = kLayout == HND_SWIZZLED;
 constexpr int kRun = kCopy == BULK && kSwizzled ? greatest_common_divisor(kBlockSize, kTile) : 1;    // tokens
 constexpr int kRuns = kTile / kRun;
 constexpr int kRunLanes = kRuns <= 16 ? 16 : 32;                  // that fetch a block each, and copy a run each of K or of V
 constexpr int kRowBytes = kHeadDim * sizeof(Cache);
 constexpr int kChunks = kRowBytes / 16;                           // of a row
+constexpr int kWholeChunks = kRowBytes / 128 * 8;                 // that are swizzled, in groups of eight
+constexpr bool kByRow = kCopy != BULK || kBlockSize % 8 == 0;     // by the token's row of the tile, not its slot of the block
 constexpr int kPitch = kSwizzled || kChunks % 2 == 1 ? kRowBytes : kRowBytes + 16;    // bytes from a row to the next, in a stage
 constexpr int kTileBytes = kTile * kPitch;                        // of K or of V
 constexpr int kRingBytes = kStages * 2 * kTileBytes;
@@ -49,11 +52,12 @@ __device__ inline void ask_for_rows(const Scalar* rows, int bytes, int thread) {
     if (thread * 128 < bytes) ask_ahead(reinterpret_cast<const unsigned char*>(rows) + thread * 128);
 }
 
-// The next tile to copy: every kCrews-th of a share that ends at `end`, across segments.
-struct Cursor {
+// The next tile to copy: every kCrews-th of a share that ends at `end`, across segments; then of solo ones.
+struct Cursor : Way {
     const Caches caches;
     const Shares& shares;
-    const int lane, end;
+    const int lane;
+    int end;
     const bool fills;    // else another warp of the crew does
 
     Segment segment;    // of the tile
@@ -62,12 +66,13 @@ struct Cursor {
 
     __device__ Cursor(
         const Caches& caches, const Shares& shares, const Segment& segment, int position, int end, int lane, bool fills = true)
-        : caches(caches), shares(shares), lane(lane), end(end), fills(fills), segment(segment), position(position) {
+        : Way(shares, caches.num_kv_heads * kParts / caches.lanes), caches(caches), shares(shares), lane(lane), end(end),
+          fills(fills), segment(segment), position(position) {
         fetch();
     }
 
     __device__ void advance() {
-        position += kCrews;
+        position += stride();
         fetch();
     }
 
@@ -82,8 +87,9 @@ struct Cursor {
 
     // Find the segment of `position`, and the block of the lane's run; no table entry past the last token's is read.
     __device__ void fetch() {
+        if constexpr (kSolo > 0) while (position >= segment.end && go_on(shares, segment, end, position)) {}
         if (position >= end || (kCrew > 1 && !fills)) return;
-        while (position >= segment.end) segment = shares.after(segment, end);
+        if constexpr (kSolo == 0) while (position >= segment.end) segment = shares.after(segment, end);
         const int run_token = kOneBlock ? 0 : lane % kRunLanes % kRuns * kRun;
         if (run_token >= tile_tokens()) return;
         if constexpr (kWindow && !kOneBlock) if (!is_seen(run_token + kRun)) return;
@@ -169,7 +175,11 @@ struct Ring : Cursor {
                 from = cache + head.row(its_block, (first_slot + row) % kBlockSize);
             }
             if constexpr (kWindow) if (!is_seen(row + 1)) continue;
-            if (row < tokens) copy_chunk(tile + row * kPitch + chunk * 16, from + chunk * (16 / sizeof(Cache)));
+            int place = chunk;
+            if constexpr (kSwizzled && kBlockSize % 8 != 0) {
+                if (chunk < kWholeChunks) place ^= ((first_slot + row) % kBlockSize ^ row) % 8;
+            }
+            if (row < tokens) copy_chunk(tile + row * kPitch + place * 16, from + chunk * (16 / sizeof(Cache)));
         }
     }
 };

@@ -9,6 +9,7 @@
 //             may be left over, and have no share
 //   share     an equal piece of a line: teams column * lanes + 0 .. lanes - 1 take share `column`, each for its own part
 //   segment   what a share holds of one sequence
+//   solo      sequences of up to kSolo tiles may be single warps', and then are on no line: solo.cuh
 //
 // Nothing depends on the host but how many teams there are: a captured launch stays right when lengths change.
 #pragma once
@@ -24,6 +25,11 @@ constexpr int kHeads = kRows;           // of one query token
 constexpr int kWarps = PA_WARPS;        // of a CTA
 constexpr int kTeam = PA_TEAM;          // warps of a team: its crews take the tiles of a share in turn
 constexpr int kCrew = PA_CREW;          // warps of a crew
+#ifdef PA_SOLO
+constexpr int kSolo = PA_SOLO;          // tiles
+#else
+constexpr int kSolo = 0;
+#endif
 
 constexpr int kParts = (kGroup * kQueries + kRows - 1) / kRows;    // of a KV head's query rows
 constexpr int kThreads = kWarps * 32;
@@ -31,6 +37,7 @@ constexpr int kTeams = kWarps / kTeam;    // of a CTA
 constexpr int kCrews = kTeam / kCrew;     // of a team
 static_assert(kWarps % kTeam == 0, "PA_TEAM must divide PA_WARPS");
 static_assert(kTeam % kCrew == 0, "PA_CREW must divide PA_TEAM");
+static_assert(kSolo == 0 || kCrew == 1, "PA_SOLO is for warps that have a ring each");
 static_assert(kTile % 16 == 0, "PA_TILE must be a multiple of 16, the rows of an MMA tile");
 
 // What a sequence is to one kernel or the other; see prefix.cuh for what it is where prefixes are shared.
@@ -51,10 +58,10 @@ constexpr Opening kOpening = PA_OPENING;
 constexpr Opening kOpening = PLAIN;
 #endif
 constexpr int kFew = kOpening == PLAIN ? 0 : 32;    // sequences, at most, of a quick opening
-static_assert(kOpening == PLAIN || kRole == ALONE, "PA_OPENING is for kernels that share no prefix");
+static_assert(kOpening == PLAIN || (kRole == ALONE && kSolo == 0), "PA_OPENING is for kernels without prefixes and solo sequences");
 
 template <bool kSeveral> struct alignas(8) SequenceOf {
-    int first_tile;    // tiles of all sequences before it
+    int first_tile;    // tiles of all sequences before it, on a line
     int num_tokens;    // 0 without a query token
 
     __device__ SequenceOf(int first_tile, int num_tokens, int, int) : first_tile(first_tile), num_tokens(num_tokens) {}
@@ -80,6 +87,13 @@ __device__ inline int first_seen(const Sequence& sequence) {
 }
 __device__ inline int tiles_of(const Sequence& sequence) {
     return (sequence.num_tokens + kTile - 1) / kTile - first_seen(sequence) / kTile;
+}
+
+// Those on a line.
+__device__ inline int line_tiles_of(const Sequence& sequence) {
+    const int tiles = tiles_of(sequence);
+    if constexpr (kSolo > 0) return tiles > kSolo ? tiles : 0;
+    return tiles;
 }
 
 // The sum of `x` over the lanes up to this one.
@@ -128,7 +142,7 @@ __device__ inline void list_sequences(
             // A sequence that has become shorter than what it shared is all its own.
             if constexpr (kRole == OWN) first = num_tokens - num_queries >= first ? first : 0;
         }
-        const int tiles = tiles_of(Sequence(0, num_tokens, num_queries, first));
+        const int tiles = line_tiles_of(Sequence(0, num_tokens, num_queries, first));
         int sum = tiles;    // of the lanes up to this one
         for (int offset = 1; offset < 32; offset *= 2) {
             const int below = __shfl_up_sync(0xffffffffu, sum, offset);
@@ -170,7 +184,10 @@ struct Shares {
     }
 
     // Where share `column` begins, and the share that `position` is in.
-    __device__ int begin(int column) const { return column * shorter + min(column, longer); }
+    __device__ int begin(int column) const {
+        if constexpr (kSolo > 0) column = min(column, columns);    // teams without a piece of the line may have solo sequences
+        return column * shorter + min(column, longer);
+    }
     __device__ int column_of(int position) const {
         const int first_shorter = longer * (shorter + 1);
         return position < first_shorter ? position / (shorter + 1) : longer + (position - first_shorter) / shorter;
@@ -186,6 +203,7 @@ struct Shares {
         if constexpr (kFew > 0) {
             if (num_seqs <= kFew) return find_few(position, end);
         }
+        if constexpr (kSolo > 0) if (position == end) return {0, 0, end, end, end};
         const int round = position / num_tiles, tile = position % num_tiles;
         int seq = 0;    // the last sequence that begins at or before the tile; empty ones are passed over
         for (int past = num_seqs; past - seq > 1;) {
@@ -205,7 +223,7 @@ struct Shares {
         int seq = segment.seq, round = segment.round;
         do {
             if (++seq == num_seqs) seq = 0, ++round;
-        } while (sequences[seq].num_tokens == 0);
+        } while (kSolo > 0 ? line_tiles_of(sequences[seq]) == 0 : sequences[seq].num_tokens == 0);
         return make(seq, round, segment.end, end);
     }
     __device__ Segment make(int seq, int round, int begin, int end) const {

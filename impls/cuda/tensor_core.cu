@@ -62,6 +62,16 @@ __device__ __forceinline__ void finish(
     team_sync(team);    // all have read the partials, before the next are stored
 }
 
+// Write what a warp holds of a sequence that it took by itself.
+__device__ __forceinline__ void finish_solo(const Partials& partials, int lane, int num_heads, Scalar* out, float* lse) {
+    __syncwarp();
+    for (int i = lane; i < num_heads * kQuads; i += 32) {
+        const int head = i / kQuads, quad = i % kQuads;
+        write_out(out + head * kHeadDim, lse + head, quad, merge_team<1>(&partials, head, quad));
+    }
+    __syncwarp();    // all have read the partials
+}
+
 // Rows without a key, of every gridDim.x-th sequence.
 __device__ inline void write_empty(
     Scalar* out, float* lse, const Shares& shares, const int* query_start_loc, int num_q_heads, long long out_stride) {
@@ -94,12 +104,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
         publish_barriers();
     }
     list_sequences(sequences, seq_lens, query_start_loc, num_seqs);
+    if constexpr (kSolo > 0) list_solo(sequences, num_seqs);
 
     const int team = warp / kTeam, global_team = blockIdx.x * kTeams + team, num_heads_kv = num_kv_heads * kParts;
     const Shares shares(sequences, num_seqs, lanes, num_heads_kv / lanes, gridDim.x * kTeams);
     const int column = global_team / lanes, lane_of_heads = global_team % lanes;
-    if (column < shares.columns) {
-        const int end = shares.begin(column + 1), begin = shares.begin(column);
+    if (column < shares.columns || kSolo > 0) {
+        int end = shares.begin(column + 1);
+        const int begin = shares.begin(column);
         Segment segment = shares.find(begin, end);
         int position = begin + (warp % kTeam + kTeam - begin % kTeam) % kTeam;    // the warp's: every kTeam-th
         if constexpr (kOpening != PLAIN) {
@@ -108,11 +120,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
                 query + query_start_loc[segment.seq] * query_stride + (heads / kParts * kGroup + heads % kParts * kHeads) * kHeadDim,
                 kHeads * kHeadDim * sizeof(Scalar), threadIdx.x % (kTeam * 32));
         }
+        Way way(shares, num_heads_kv / lanes);
         Tiles tiles(
             {key_cache, value_cache, block_tables, key_stride, value_stride, table_stride, num_kv_heads, lanes, lane_of_heads},
             shares, segment, position, end, memory + warp * kRingBytes, barriers[warp], lane);
         const Workspace workspace = {sums, stats, arrived};
-        while (true) {
+        for (bool more = kSolo == 0 || begin < end || way.go_on(shares, segment, end, position); more;) {
             const int heads = segment.round * lanes + lane_of_heads;    // which part of which KV head
             const int q_head = heads / kParts * kGroup + heads % kParts * kHeads;
             const int num_heads = min(kHeads, kGroup - heads % kParts * kHeads);
@@ -121,18 +134,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core(
             Sums mine(query + token * query_stride + q_head * kHeadDim, num_heads, scale * kLog2e, lane);
             Holding early;
             if constexpr (kClosing == RELEASE) early = Holding(shares, segment, column, lane_of_heads).kept();
-            for (; position < segment.end; position += kTeam) {
+            for (; position < segment.end; position += way.stride()) {
                 const int first_token = (position - segment.first) * kTile;
                 mine.add(tiles.wait(), first_token, num_tokens - first_token);
                 tiles.refill();
             }
             mine.leave(all_partials[warp]);
-            finish(
-                all_partials + team * kTeam, shares, segment, early, workspace, column, lane_of_heads, team, num_heads,
-                arrived + (long long)segment.seq * num_heads_kv + heads,
-                out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head);
-            if (segment.end == end) break;
-            segment = shares.after(segment, end);
+            if (way.solo) {
+                finish_solo(
+                    all_partials[warp], lane, num_heads, out + token * out_stride + q_head * kHeadDim,
+                    lse + (long long)token * num_q_heads + q_head);
+            } else {
+                finish(
+                    all_partials + team * kTeam, shares, segment, early, workspace, column, lane_of_heads, team, num_heads,
+                    arrived + (long long)segment.seq * num_heads_kv + heads,
+                    out + token * out_stride + q_head * kHeadDim, lse + (long long)token * num_q_heads + q_head);
+            }
+            if constexpr (kSolo > 0) {
+                more = way.go_on(shares, segment, end, position);
+            } else {
+                if (segment.end == end) break;
+                segment = shares.after(segment, end);
+            }
         }
     }
     write_empty(out, lse, shares, query_start_loc, num_q_heads, out_stride);

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from harness.ops.dtypes import ITEMSIZE
 from harness.ops.layouts import HND_SWIZZLED
 from harness.registry import Unsupported
 from impls.cuda import fragments, jit
@@ -29,7 +30,12 @@ TILE = 16            # tokens, the rows of an MMA tile
 MAX_HEADS = 16       # query heads of a warp whose sums fit its registers; half of it above a head_dim of 128
 LOAD_SHARE = 2       # tiles of a warp, of a CTA's eight, from which on loads to registers beat cp.async into a ring
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
+MANY = 8             # sequences of a CTA, from which on its warps make several teams, too
+SHORT = 32           # tiles of a sequence, at most, on average, where short ones are left to single warps
+SOLO = 8             # tiles of such a short one
 IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
+SHORT_RUN = 1024     # bytes of adjacent tokens, below which 16 bytes a lane beat bulk copies
+FEW_SEQS = 32        # that a warp lists: a quick opening
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
 STATIC_BYTES = 1024  # of shared memory, for barriers and the like
 
@@ -49,6 +55,7 @@ class Teams:
               "load", or by "load_once", which leaves L2 first
     opening   how a launch begins: shares.cuh
     closing   how partials of other shares are counted: partials.cuh
+    solo      tiles of a sequence, up to which one warp of a team takes it by itself; 0 for none
     arrivals  parts of a team that count the shares of a sequence, each for itself
     """
 
@@ -58,6 +65,7 @@ class Teams:
     stages: int
     team: int
     copy: str
+    solo: int = 0
     opening: str = "plain"
     closing: str = "fences"
     arrivals: ClassVar[int] = 1
@@ -69,7 +77,7 @@ class Teams:
             "PA_ROWS": self.heads, "PA_WARPS": self.warps, "PA_STAGES": self.stages, "PA_TEAM": self.team,
             "PA_COPY": self.copy.upper(), "PA_AT_ONCE": at_once,
             "PA_QUERIES": 1, "PA_WINDOW_TOKENS": 0, "PA_CREW": 1, "PA_TILE": TILE,
-        } | ends(self.opening, self.closing)
+        } | ({"PA_SOLO": self.solo} if self.solo else {}) | ends(self.opening, self.closing)
 
 
 def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Teams:
@@ -79,8 +87,7 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     as registers do. Raises Unsupported where nothing fits, the team does not divide the warps, `arch` has no bulk copies to be
     asked for, or loads cannot read the layout.
     """
-    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", **spec.params}
-    opening, closing = choose_ends(spec)
+    params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", "solo": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
     copy, stages = params["copy"], params["stages"] or 2
@@ -95,15 +102,23 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
         fragments.refuse(shape, copy, stages)
         stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
     shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
-    warps = count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most)
+
+    def fitting(solo: int) -> int:
+        return count_warps(shape, heads, stages, spec.max_num_seqs, shared_limit, (asked,) if asked else most, solo)
+
+    solo = choose_solo(spec, parts, num_sms) if params["solo"] == "planned" else params["solo"]
+    if params["solo"] == "planned" and fitting(solo) < fitting(0):
+        solo = 0  # their list is not worth a warp
+    warps = fitting(solo)
     if not warps:
-        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs)
+        least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs, solo)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
     team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
+    opening, closing = choose_ends(spec, solo)
     return Teams(
-        heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, opening=opening, closing=closing,
+        heads=heads, parts=parts, warps=warps, stages=stages, team=team, copy=copy, solo=solo, opening=opening, closing=closing,
     )
 
 
@@ -113,15 +128,20 @@ def ends(opening: str, closing: str) -> dict[str, str | int]:
     return macros if closing == "fences" else macros | {"PA_CLOSING": closing.upper()}
 
 
-def choose_ends(spec: AttentionSpec) -> tuple[str, str]:
-    """How a launch begins, and how it ends."""
+def choose_ends(spec: AttentionSpec, solo: int = 0) -> tuple[str, str]:
+    """How a launch begins, and how it ends: the quick way where sequences are few, as measured, docs/kernels.md."""
     params = {"opening": "planned", "closing": "planned", **spec.params}
     opening, closing = params["opening"], params["closing"]
-    return "plain" if opening == "planned" else opening, "fences" if closing == "planned" else closing
+    if solo and (opening == "quick" or closing == "release"):
+        raise Unsupported(f"opening=quick and closing=release are for solo=0 (got solo={solo})")
+    few = spec.max_num_seqs <= FEW_SEQS and not solo
+    chosen = ("quick", "release") if few else ("plain", "fences")
+    return chosen[0] if opening == "planned" else opening, chosen[1] if closing == "planned" else closing
 
 
 def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stages: int = 2) -> str:
-    """Bulk copies need runs of some length, which only a swizzled cache has: rows of others are padded one by one.
+    """Bulk copies need runs of some length, which only a swizzled cache of not too small blocks has: rows of others are padded
+    one by one.
 
     Plain rows come by loads to registers where that was measured to be faster, and from LOAD_SHARE tiles a warp on; what other
     parts of a group are to read again is not asked to leave L2.
@@ -129,7 +149,7 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
     if not has_bulk_copies(arch):
         return "async"
     if shape.layout == HND_SWIZZLED.name:
-        return "bulk"
+        return "bulk" if math.gcd(shape.block_size, TILE) * row_bytes(shape) >= SHORT_RUN else "async"
     measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and stages == 2
     if not measured or share < LOAD_SHARE:
         return "async"
@@ -137,11 +157,11 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
 
 
 def count_warps(
-    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS,
+    shape: Shape, heads: int, stages: int, max_num_seqs: int, shared_limit: int, numbers: Sequence[int] = WARPS, solo: int = 0
 ) -> int:
     """The first of `numbers` of warps for which shared memory has room; 0 where there is none."""
     room = shared_limit - STATIC_BYTES
-    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs) <= room), 0)
+    return next((n for n in numbers if shared_bytes(shape, heads, n, stages, max_num_seqs, solo) <= room), 0)
 
 
 def count_parts(shape: Shape) -> int:
@@ -150,8 +170,21 @@ def count_parts(shape: Shape) -> int:
 
 
 def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
-    """All warps of a CTA, up to `most`, where shares are short, else half of them, up to 4; as measured, docs/kernels.md."""
-    return max(min(most // 2, 4), 1) if count_tiles(spec, parts) / num_warps >= LONG_SHARE else most
+    """All warps of a CTA, up to `most`, where shares are short and of few sequences, else half of them, up to 4; as measured,
+    docs/kernels.md."""
+    several = count_tiles(spec, parts) / num_warps >= LONG_SHARE or has_many(spec, parts, num_warps // most)
+    return max(min(most // 2, 4), 1) if several else most
+
+
+def choose_solo(spec: AttentionSpec, parts: int, num_sms: int) -> int:
+    """Leave short sequences to single warps where a pool of this size says that many must be short, if all are there."""
+    average = spec.num_blocks * spec.block_size / max(spec.max_num_seqs, 1)
+    return SOLO if has_many(spec, parts, num_sms) and average <= SHORT * TILE else 0
+
+
+def has_many(spec: AttentionSpec, parts: int, num_sms: int) -> bool:
+    """Whether a CTA may have to begin and to end many sequences."""
+    return spec.max_num_seqs * spec.num_kv_heads * parts >= MANY * num_sms
 
 
 def count_tiles(spec: AttentionSpec, parts: int) -> int:
@@ -166,15 +199,20 @@ def count_lanes(num_teams: int, num_heads: int) -> int:
     return max(lanes for lanes in range(1, num_heads + 1) if num_heads % lanes == 0 and num_teams % lanes <= IDLE * num_teams)
 
 
+def row_bytes(shape: Shape) -> int:
+    """Of a token's key, or its value, for one KV head."""
+    return shape.head_dim * ITEMSIZE[shape.cache_dtype]
+
+
 def warp_bytes(shape: Shape, heads: int, stages: int) -> int:
     """A warp's ring and partials in shared memory."""
-    row = 2 * shape.head_dim + (0 if shape.layout == HND_SWIZZLED.name else 16)
+    row = row_bytes(shape) + (0 if shape.layout == HND_SWIZZLED.name else 16)
     return stages * 2 * TILE * row + math.ceil(heads * (4 * (shape.head_dim + 4) + 8) / 16) * 16
 
 
-def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int) -> int:
-    """What all warps take, and the list of sequences."""
-    return warps * warp_bytes(shape, heads, stages) + 8 * (max_num_seqs + 1)
+def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs: int, solo: int = 0) -> int:
+    """What all warps take, and the list of sequences, and that of those that are `solo`."""
+    return warps * warp_bytes(shape, heads, stages) + (12 if solo else 8) * (max_num_seqs + 1)
 
 
 class TensorCore(Attention):
@@ -250,7 +288,7 @@ def build(shape: Shape, teams: Teams, max_num_seqs: int) -> Build:
     warp = {"PA_WARP_BYTES": warp_bytes(shape, teams.heads, teams.stages)}
     return Build(
         source="tensor_core.cu", entry="tensor_core", macros=shape.macros() | teams.macros() | warp,
-        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs),
+        shared_bytes=shared_bytes(shape, teams.heads, teams.warps, teams.stages, max_num_seqs, teams.solo),
     )
 
 
@@ -263,33 +301,36 @@ def builds(arch: str) -> list[Build]:
     """Builds that stand for all, at most 256 sequences; as many warps as `arch` has room for, one `part`-th of them a team."""
     swizzled, bulk = HND_SWIZZLED.name, "bulk" if has_bulk_copies(arch) else "async"
     loads = (
-        (Shape(), 12, 4, "load"),
-        (Shape(layout="NHD", group=8), 12, 12, "load_once"),
-        (Shape(layout="NHD", group=16), 8, 4, "load"),
-        (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load"),
-        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 8, 4, "load"),
-        (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load"),
+        (Shape(), 12, 4, "load", 0),
+        (Shape(layout="NHD", group=8), 12, 12, "load_once", 0),
+        (Shape(layout="NHD", group=8), 12, 4, "load_once", SOLO),
+        (Shape(layout="NHD", group=16), 8, 4, "load", 0),
+        (Shape(group=8, head_dim=64, block_size=8, dtype="f16"), 16, 4, "load", 0),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24), 8, 4, "load", 0),
+        (Shape(layout="NHD", group=8, head_dim=256, block_size=1), 8, 8, "load", 0),
     )
     listed = (
-        (Shape(layout=swizzled), 8, bulk),
-        (Shape(layout=swizzled, group=8), 1, bulk),
-        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk),
-        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk),
-        (Shape(group=8), 8, "async"),
-        (Shape(layout="NHD", group=16), 1, "async"),
-        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk),
-        (Shape(group=16, head_dim=256), 1, "async"),
+        (Shape(layout=swizzled), 8, bulk, 0),
+        (Shape(layout=swizzled), 2, bulk, SOLO),
+        (Shape(layout=swizzled, group=8), 1, bulk, 0),
+        (Shape(layout=swizzled, group=16, head_dim=64, block_size=8, dtype="f16"), 4, bulk, 0),
+        (Shape(layout=swizzled, group=1, head_dim=96, block_size=1), 2, bulk, 0),
+        (Shape(layout=swizzled, block_size=1), 1, "async", 0),
+        (Shape(group=8), 8, "async", 0),
+        (Shape(layout="NHD", group=16), 1, "async", SOLO),
+        (Shape(layout="NHD", group=7, head_dim=80, block_size=24, dtype="f16"), 8, bulk, 0),
+        (Shape(group=16, head_dim=256), 1, "async", 0),
     )
     short = ((Shape(layout=swizzled, group=8), bulk), (Shape(), "async"), (Shape(group=16, block_size=24), "async"))
     made = []
-    for shape, part, copy in listed:
+    for shape, part, copy, solo in listed:
         parts = count_parts(shape)
         heads = math.ceil(shape.group / parts)
         warps = count_warps(shape, heads, 2, 256, SHARED_LIMIT[arch])
-        teams = Teams(heads=heads, parts=parts, warps=warps, stages=2, team=max(warps // part, 1), copy=copy)
+        teams = Teams(heads=heads, parts=parts, warps=warps, stages=2, team=max(warps // part, 1), copy=copy, solo=solo)
         made.append(build(shape, teams, 256))
-    for shape, warps, team, copy in loads:
-        teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy)
+    for shape, warps, team, copy, solo in loads:
+        teams = Teams(heads=shape.group, parts=1, warps=warps, stages=0, team=team, copy=copy, solo=solo)
         made.append(build(shape, teams, 256))
     for shape, copy in short:
         warps = count_warps(shape, shape.group, 2, 256, SHARED_LIMIT[arch])

@@ -17,7 +17,7 @@ from harness.registry import Unsupported
 from impls.cuda import fragments
 from impls.cuda.attention import Shape
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
-from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy, choose_ends, ends
+from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy, choose_ends, ends, row_bytes
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -97,7 +97,7 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
     The parameters override; 0 and "planned" leave it to us. As many warps as shared memory holds, up to 8. Raises Unsupported
     where nothing fits, teams do not consist of crews or CTAs of teams, or `arch` and the kernel have no such copies.
     """
-    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "copy": "planned", **spec.params}
+    params = {"team": 0, "warps": 0, "stages": 0, "tile": 0, "copy": "planned", "solo": "planned", **spec.params}
     asked = Asked.of(spec)
     rows, parts, crew = plan_rows(shape, asked)
     copy = choose_copy(shape, arch) if params["copy"] == "planned" else params["copy"]
@@ -105,6 +105,8 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if copy in fragments.LOADS:
         raise Unsupported(f"copy={copy} is for plain decode of 16-bit caches; leave it planned, or set bulk or async")
+    if params["solo"] not in ("planned", 0):
+        raise Unsupported(f"solo={params['solo']} is for plain decode of 16-bit caches; leave it planned")
     if params["tile"] not in TILES:
         raise Unsupported(f"tile must be 16 or 32 where warps multiply (got {params['tile']})")
     tile = params["tile"] or choose_tile(shape, rows // crew, count_share(spec, parts, crew, 32, num_sms * WARPS[0]))
@@ -197,7 +199,7 @@ def fit(shape: Shape, asked: Asked, candidates: Iterable[Crews], max_num_seqs: i
 
 def cta_bytes(shape: Shape, crews: Crews) -> int:
     """A CTA's rings, partials and queries in shared memory."""
-    row = shape.head_dim * ITEMSIZE[shape.cache_dtype]
+    row = row_bytes(shape)
     pitch = row if shape.layout == HND_SWIZZLED.name or row // 16 % 2 else row + 16
     rows = crews.rows // crews.crew  # of a warp
     partials = round_up((rows if rows <= 16 else 8) * (4 * (shape.head_dim + 4) + 8), 16)

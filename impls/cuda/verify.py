@@ -19,7 +19,7 @@ from impls.cuda import tensor_core_general as general
 from impls.cuda.attention import Shape
 from impls.cuda.builds import SHARED_LIMIT, Build
 from impls.cuda.prefill import Tiles, plan_tiles
-from impls.cuda.tensor_core import STATIC_BYTES, choose_ends
+from impls.cuda.tensor_core import STATIC_BYTES
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -119,16 +119,20 @@ def fitting(
 
 def refusal(shape: Shape, spec: AttentionSpec, arch: str) -> str | None:
     """Say what warpgroups do not do, or None."""
-    params = {"team": 0, "warps": 0, "tile": 0, "copy": "planned", **spec.params}
-    ends = choose_ends(spec)
+    params = {
+        "team": 0, "warps": 0, "tile": 0, "copy": "planned", "solo": "planned", "opening": "planned", "closing": "planned",
+        **spec.params,
+    }
     rules = (
         (arch == prefill.ARCH, f"needs compute capability 9.0 (got {arch})"),
         (shape.head_dim in HEAD_DIMS, f"needs a head_dim of 64, 128 or 256 (got {shape.head_dim})"),
         (set(shape.features) <= {"sinks"}, f"takes 16-bit caches and sinks (got {', '.join(shape.features)})"),
         (params["tile"] in TILES, f"takes tiles of 64 or 128 (got {params['tile']})"),
         (params["team"] == params["warps"] == 0, "has neither team nor warps; leave them planned"),
+        (params["solo"] in ("planned", 0), "has no warps by themselves; leave solo planned"),
         (params["copy"] in ("planned", "async"), f"copies by async (got {params['copy']})"),
-        (ends == ("plain", "fences"), f"begins and ends the plain way (got opening={ends[0]}, closing={ends[1]})"),
+        (params["opening"] in ("planned", "plain"), f"begins the plain way (got opening={params['opening']})"),
+        (params["closing"] in ("planned", "fences"), f"ends with fences (got closing={params['closing']})"),
     )
     return next((text for holds, text in rules if not holds), None)
 

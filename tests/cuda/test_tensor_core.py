@@ -62,11 +62,35 @@ def plan_any(spec):
         pytest.param(spec_of(62, 65536, fill=0.01), 8, id="a tiny pool"),
         pytest.param(spec_of(32, 8192, num_kv_heads=2), 8, id="few heads"),
         pytest.param(spec_of(32, 1024, num_q_heads=64), 8, id="a middling batch"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205), 4, id="few long among many short ones"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 4, id="the same by loads"),
     ],
 )
 def test_teams_follow_from_capacities(spec, team):
-    """On 132 SMs: the whole CTA where shares are short, else half of it."""
+    """On 132 SMs: the whole CTA where shares are short and of few sequences, else half of it."""
     assert plan(spec).team == team
+
+
+@pytest.mark.parametrize(
+    ("spec", "solo"),
+    [
+        pytest.param(spec_of(256, 65536, fill=1 / 205), 8, id="few long among many short ones"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 8, id="the same by loads"),
+        pytest.param(spec_of(256, 256), 8, id="many short sequences"),
+        pytest.param(spec_of(256, 1024), 0, id="many that may all be of 64 tiles"),
+        pytest.param(spec_of(256, 18432, fill=0.12), 0, id="lengths log-normal"),
+        pytest.param(spec_of(16, 512), 0, id="one sequence a CTA"),
+        pytest.param(spec_of(8192, 64), 0, id="so many that the list would take the room of warps"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, params={"solo": 0}), 0, id="not asked for"),
+        pytest.param(spec_of(1, 131072, params={"solo": 32}), 32, id="asked for"),
+    ],
+)
+def test_short_sequences_are_single_warps_where_a_pool_says_that_there_are_many(spec, solo):
+    """On 132 SMs; elsewhere the kernel is compiled without them, as it was."""
+    teams = plan(spec)
+
+    assert teams.solo == solo
+    assert ("PA_SOLO" in tensor_core.build(Shape.of(spec), teams, spec.max_num_seqs).macros) == (solo > 0)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +98,9 @@ def test_teams_follow_from_capacities(spec, team):
     [
         (spec_of(64, 8192), "sm_90", "bulk"),
         (spec_of(64, 8192), "sm_80", "async"),
+        (spec_of(64, 8192, block_size=4), "sm_90", "bulk"),
+        (spec_of(64, 8192, block_size=2), "sm_90", "async"),
+        (spec_of(64, 8192, block_size=9), "sm_90", "async"),
         (spec_of(64, 8192, layout=HND), "sm_90", "load_once"),
         (spec_of(16, 512, layout=HND), "sm_90", "load_once"),
         (spec_of(1, 2048, layout=HND), "sm_90", "async"),
@@ -84,12 +111,14 @@ def test_teams_follow_from_capacities(spec, team):
         (spec_of(64, 8192, layout=HND), "sm_80", "async"),
     ],
     ids=[
-        "swizzled", "swizzled, before Hopper", "plain", "plain, some tiles a warp", "plain, one tile a warp",
+        "swizzled", "swizzled, before Hopper", "swizzled, runs of 1 KB", "swizzled, runs of 512 bytes",
+        "swizzled, no two in a run", "plain", "plain, some tiles a warp", "plain, one tile a warp",
         "one head a group", "head_dim 64", "a group in parts", "three stages asked for", "plain, before Hopper",
     ],
 )
 def test_plain_caches_come_by_loads_where_that_was_measured_to_be_faster(spec, arch, copy):
-    """From two tiles a warp on, at a head_dim of 128; what other parts of a group read again may stay in L2."""
+    """From two tiles a warp on, at a head_dim of 128; what other parts of a group read again may stay in L2. Swizzled ones
+    come by bulk copies, where these are not too small."""
     assert plan(spec, arch).copy == copy
 
 

@@ -105,6 +105,7 @@ def test_all_warps_take_a_sequence_together_where_all_are_long(changes, team):
         ({"kv_dtype": "e4m3"}, {"team": 3}, r"team must divide the 8 warps of a CTA \(got 3\)"),
         ({"num_q_heads": 64, "max_q_len": 8}, {"team": 1}, r"team must be a multiple of the 2 warps .* \(got 1\)"),
         ({"sinks": True}, {"copy": "load"}, "copy=load is for plain decode of 16-bit caches"),
+        ({"sinks": True}, {"solo": 8}, "solo=8 is for plain decode of 16-bit caches"),
         ({"max_q_len": 8}, {"stages": 4, "warps": 8}, "shared memory must hold .* set fewer stages"),
     ],
     ids=str,

@@ -80,6 +80,7 @@ def test_the_list_of_sequences_leaves_room_for_stages(max_num_seqs, stages):
         (dataclasses.replace(asking(), softcap=3.0), "sm_90", r"takes 16-bit caches and sinks \(got softcap\)"),
         (asking(team=4), "sm_90", "has neither team nor warps"),
         (asking(copy="load"), "sm_90", r"copies by async \(got load\)"),
+        (asking(solo=8), "sm_90", "has no warps by themselves; leave solo planned"),
         (asking(tile=16), "sm_90", r"takes tiles of 64 or 128 \(got 16\)"),
         (asking(stages=6), "sm_90", "set fewer stages, or a smaller tile"),
     ],

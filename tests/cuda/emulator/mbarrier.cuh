@@ -8,6 +8,7 @@ static unsigned shared_address(const void* pointer) {
 }
 
 constexpr bool kHasBulkCopies = true;
+
 using Barrier = unsigned long long;
 struct Phase {
     unsigned arrivals, missing, number;

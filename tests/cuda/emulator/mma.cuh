@@ -1,4 +1,4 @@
-// mma.cuh -- in place of the kernels' own: matrices in a warp's registers, and their products.
+// mma.cuh -- in place of the kernels' own: matrices from shared memory to a warp's registers, and products of a warp.
 #pragma once
 
 #include "widen.cuh"
@@ -19,50 +19,51 @@ static unsigned pack(float low, float high) {
     return packed;
 }
 
-// No two rows of a matrix may lie in the same banks.
-static void load_matrices(unsigned (&to)[4], unsigned address) {
+// Rows of four matrices. No two of a matrix may lie in the same banks.
+static const unsigned* matrix_rows(unsigned address) {
     const unsigned* rows = exchange(address);
-    const int lane = threadIdx.x % 32;
     for (int m = 0; m < 4; ++m) {
         unsigned banks = 0;
         for (int row = 0; row < 8; ++row) banks |= 1u << rows[8 * m + row] / 16 % 8;
-        REQUIRE(banks == 0xff && rows[8 * m + lane / 4] % 16 == 0);
-        memcpy(&to[m], memory + rows[8 * m + lane / 4] + lane % 4 * 4, 4);
+        REQUIRE(banks == 0xff && rows[8 * m + threadIdx.x % 32 / 4] % 16 == 0);
+    }
+    return rows;
+}
+static void load_matrices(unsigned (&to)[4], unsigned address) {
+    const unsigned* rows = matrix_rows(address);
+    const int lane = threadIdx.x % 32;
+    for (int m = 0; m < 4; ++m) memcpy(&to[m], memory + rows[8 * m + lane / 4] + lane % 4 * 4, 4);
+}
+static void load_transposed(unsigned (&to)[4], unsigned address) {
+    const unsigned* rows = matrix_rows(address);
+    const int lane = threadIdx.x % 32;
+    for (int m = 0; m < 4; ++m) {
+        for (int half = 0; half < 2; ++half) {
+            memcpy(reinterpret_cast<uint16_t*>(&to[m]) + half, memory + rows[8 * m + lane % 4 * 2 + half] + lane / 4 * 2, 2);
+        }
     }
 }
 
-// Rows may lie in any banks: of V few do where a row is short.
-static void load_transposed(unsigned (&to)[4], unsigned address) {
-    const unsigned* rows = exchange(address);
-    const int lane = threadIdx.x % 32;
-    for (int m = 0; m < 4; ++m) {
-        uint16_t two[2];
-        for (int i = 0; i < 2; ++i) memcpy(&two[i], memory + rows[8 * m + lane % 4 * 2 + i] + lane / 4 * 2, 2);
-        memcpy(&to[m], two, 4);
-    }
+// A matrix across a warp, row i of it in lanes 4 i to 4 i + 3.
+static uint16_t half_of(const unsigned* matrix, int row, int column) {
+    return matrix[row * 4 + column / 2] >> column % 2 * 16;
 }
 static unsigned transpose(unsigned matrix) {
     const unsigned* all = exchange(matrix);
-    const int lane = threadIdx.x % 32, column = lane / 4;
-    unsigned transposed = 0;
-    for (int i = 0; i < 2; ++i) {
-        const unsigned row = all[(lane % 4 * 2 + i) * 4 + column / 2];
-        transposed |= (row >> column % 2 * 16 & 0xffff) << i * 16;
-    }
-    return transposed;
+    const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+    return half_of(all, column, row) | unsigned(half_of(all, column + 1, row)) << 16;
 }
+
+// c += a * b
 static void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    unsigned words[6][32];
-    for (int i = 0; i < 6; ++i) memcpy(words[i], exchange(i < 4 ? a[i] : b[i - 4]), sizeof(words[i]));
+    unsigned rows[4][32], columns[2][32];
+    for (int i = 0; i < 4; ++i) memcpy(rows[i], exchange(a[i]), sizeof(rows[i]));
+    for (int i = 0; i < 2; ++i) memcpy(columns[i], exchange(b[i]), sizeof(columns[i]));
     const int lane = threadIdx.x % 32;
     for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4, half = i / 2, column = lane % 4 * 2 + i % 2;
-        double sum = c[i];
         for (int k = 0; k < 16; ++k) {
-            const int from = k % 8 / 2, bits = k % 2 * 16;
-            sum += static_cast<double>(to_float_bits(words[half + k / 8 * 2][row * 4 + from] >> bits))
-                * to_float_bits(words[4 + k / 8][column * 4 + from] >> bits);
+            c[i] += to_float_bits(half_of(rows[i / 2 + k / 8 * 2], lane / 4, k % 8)) *
+                    to_float_bits(half_of(columns[k / 8], lane % 4 * 2 + i % 2, k % 8));
         }
-        c[i] = sum;
     }
 }
