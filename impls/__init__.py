@@ -77,7 +77,7 @@ IMPLS: tuple[Impl, ...] = (
             "tile": (0, 16, 32, 64, 128), "products": ("planned", "warps", "warpgroups"),
             "copy": ("planned", "bulk", "async", "load", "load_once"), "solo": ("planned", 0, 4, 8, 16, 32),
             "prefix": ("planned", "always", "never"),
-            "opening": ("planned", "plain", "quick"), "closing": ("planned", "fences", "release"), "ctas": (0, 128),
+            "opening": ("planned", "plain", "quick"), "closing": ("planned", "fences", "release"), "ctas": (0, 128, 132),
         },
         note="persistent, equal shares of all sequences, heads and query tokens in the tensor cores' tile",
     ),

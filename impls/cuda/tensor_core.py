@@ -90,9 +90,10 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     params = {"team": 0, "warps": 0, "tile": 0, "stages": 0, "copy": "planned", "solo": "planned", **spec.params}
     parts = count_parts(shape)
     heads = math.ceil(shape.group / parts)
+    share = count_tiles(spec, parts) / (num_sms * max(WARPS))
     copy, stages = params["copy"], params["stages"] or 2
     if copy == "planned":
-        copy = choose_copy(shape, arch, parts, count_tiles(spec, parts) / (num_sms * max(WARPS)), stages)
+        copy = choose_copy(shape, arch, parts, share, stages)
     if copy == "bulk" and not has_bulk_copies(arch):
         raise Unsupported(f"copy=bulk needs compute capability 9.0 or newer (got {arch})")
     if params["tile"] not in (0, TILE):
@@ -100,7 +101,9 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     most: Sequence[int] = WARPS
     if copy in fragments.LOADS:
         fragments.refuse(shape, copy, stages)
-        stages, most = 0, (fragments.count_warps(shape, heads), *WARPS)
+        stages = 0
+        if share >= LONG_SHARE:  # more of them only make a short one more to merge
+            most = (fragments.count_warps(shape, heads), *WARPS)
     shared_limit, asked = SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values())), params["warps"]
 
     def fitting(solo: int) -> int:
@@ -150,8 +153,7 @@ def choose_copy(shape: Shape, arch: str, parts: int = 1, share: float = 0, stage
         return "async"
     if shape.layout == HND_SWIZZLED.name:
         return "bulk" if math.gcd(shape.block_size, TILE) * row_bytes(shape) >= SHORT_RUN else "async"
-    measured = shape.head_dim == 128 and shape.block_size % TILE == 0 and stages == 2
-    if not measured or share < LOAD_SHARE:
+    if shape.head_dim != 128 or stages != 2 or share < LOAD_SHARE:  # measured at a head_dim of 128 only
         return "async"
     return "load_once" if parts == 1 else "load"
 
