@@ -270,9 +270,12 @@ def test_rows_are_not_timed_beside_each_other(project):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
-def test_rows_are_checked_in_several_processes(project):
-    """Each row once comes to the outcome that it has in one process."""
-    result = run(project, "-n", "2", "--dist", "loadfile", impls="toy.*")
+def test_rows_are_checked_in_several_processes(project, monkeypatch):
+    """Each row comes once, to the outcome that it has in one process."""
+    monkeypatch.setenv("PYTHONPATH", str(HOUSE))
+    how = ("--in-process", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
+    chosen = ("--impl-file", "kernels.py", "--case-file", "cases.json", "--case", "copy.tiny", "--impl", "toy.*")
+    result = project.runpytest_subprocess(*how, *chosen)
 
     result.assert_outcomes(passed=2, failed=2, skipped=1)
 
