@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     timed = config.getoption("pagedbench_benchmark")
     if timed and not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError("--benchmark needs the plugin pytest-benchmark, which is absent or blocked")
+    if timed and config.getoption("dist", "no") != "no":
+        raise pytest.UsageError("--benchmark times rows in one process, not beside each other in several: give -n 0")
     if timed:
         config.pluginmanager.register(Timed(matrix_of(config)), "pagedbench-timed")
     else:

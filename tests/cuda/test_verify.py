@@ -84,7 +84,7 @@ def test_the_list_of_sequences_leaves_room_for_stages(max_num_seqs, stages):
         (asking(tile=16), "sm_90", r"takes tiles of 64 or 128 \(got 16\)"),
         (asking(stages=6), "sm_90", "set fewer stages, or a smaller tile"),
     ],
-    ids=str,
+    ids=["sm_80", "head_dim", "softcap", "teams", "loads", "small tiles", "stages"],
 )
 def test_what_warpgroups_do_not_do_is_said(spec, arch, rule):
     """Where they are asked for."""

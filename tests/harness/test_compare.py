@@ -528,8 +528,9 @@ def test_sum(benchmark):
 
 
 @pytest.mark.parametrize(("work", "code"), [("1", 0), ("3", 1)])
-def test_files_that_pytest_benchmark_itself_writes_are_compared(tmp_path, capsys, work, code):
+def test_files_that_pytest_benchmark_itself_writes_are_compared(tmp_path, capsys, monkeypatch, work, code):
     """Somebody who has never heard of us: two saved runs of a test, and three times the work in the second."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker of pytest-xdist
     (tmp_path / "test_people.py").write_text(PEOPLE)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_people.py", "--benchmark-max-time=0.2"]
     for name, amount in (("old", "1"), ("new", work)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -57,8 +58,9 @@ TINY_RIGHT = "test_kernels.py::test_kernel[copy.tiny-toy.right[HND]]"
 
 
 @pytest.fixture
-def project(pytester):
+def project(pytester, monkeypatch):
     """Another project: a test of its own, kernels in a file, cases in another; names the plugin, has warnings as errors."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # pytest-benchmark times nothing in a worker of pytest-xdist
     pytester.makeconftest('pytest_plugins = ["harness.plugin"]')
     # Where the package is installed, pytest regrets that the run outside has loaded it already.
     warnings = ["error", "ignore:Module already imported so cannot be rewritten"]
@@ -256,6 +258,26 @@ def test_a_choice_that_no_test_acts_on_is_wrong_usage(project):
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: rows are chosen, but no collected test asks for `paged_record`*"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_rows_are_not_timed_beside_each_other(project):
+    """Several processes would share the device, and pytest-benchmark would say nothing."""
+    result = run(project, "--benchmark", "-n", "2")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --benchmark times rows in one process, *: give -n 0"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_rows_are_checked_in_several_processes(project, monkeypatch):
+    """Each row comes once, to the outcome that it has in one process."""
+    monkeypatch.setenv("PYTHONPATH", str(HOUSE))
+    how = ("--in-process", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider")
+    chosen = ("--impl-file", "kernels.py", "--case-file", "cases.json", "--case", "copy.tiny", "--impl", "toy.*")
+    result = project.runpytest_subprocess(*how, *chosen)
+
+    result.assert_outcomes(passed=2, failed=2, skipped=1)
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run_in_one_line(project):

@@ -15,7 +15,9 @@ CASE = AttentionCase(
 )
 
 
-@pytest.mark.parametrize("quantises", [{"query"}, {"probabilities"}, {"query", "probabilities", "partials"}], ids=str)
+@pytest.mark.parametrize(
+    "quantises", [{"query"}, {"probabilities"}, {"query", "probabilities", "partials"}], ids=["query", "probabilities", "all"]
+)
 def test_an_entry_may_declare_what_it_rounds(quantises):
     """Fp8 roundings change what is allowed on every input and relation: the row is judged, not failed."""
     impl = Impl(name="toy.fp8", op="attention", prepare="impls.torch_gather:prepare", quantises=frozenset(quantises))
