@@ -32,8 +32,9 @@ LOAD_SHARE = 2       # tiles of a warp, of a CTA's eight, from which on loads to
 LONG_SHARE = 48      # tiles of a warp, from which on the CTA's warps make two teams and not one
 MANY = 8             # sequences of a CTA, from which on its warps make several teams, too
 SHORT = 32           # tiles of a sequence, at most, on average, where short ones are left to single warps
-SOLO = 8             # tiles of such a short one
-IDLE = 0.05          # of all teams, at most, that may go without work to have more heads side by side
+SOLO = 16            # tiles of such a short one
+EVEN_SHARE = 6       # tiles of a warp, from which on two teams are better, too, where shares are as many as fit the sequences
+IDLE = 0.05          # of all teams, at most, that may go without work: for more heads side by side, then for whole sequences
 SHORT_RUN = 1024     # bytes of adjacent tokens, below which 16 bytes a lane beat bulk copies
 FEW_SEQS = 32        # that a warp lists: a quick opening
 WARPS = (8, 4, 2, 1)  # of a CTA, the most that fit
@@ -116,7 +117,7 @@ def plan_teams(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Te
     if not warps:
         least = shared_bytes(shape, heads, asked or 1, stages, spec.max_num_seqs, solo)
         raise Unsupported(f"shared memory must hold {least + STATIC_BYTES} bytes a CTA (got {shared_limit}); set fewer stages")
-    team = params["team"] or choose_team(spec, parts, num_sms * warps, warps)
+    team = params["team"] or (warps if solo else choose_team(spec, parts, num_sms, warps, is_bulk=copy == "bulk"))
     if team > warps or warps % team:
         raise Unsupported(f"team must divide the {warps} warps of a CTA (got {team})")
     opening, closing = choose_ends(spec, solo)
@@ -171,11 +172,13 @@ def count_parts(shape: Shape) -> int:
     return math.ceil(shape.group / (MAX_HEADS if shape.head_dim <= 128 else MAX_HEADS // 2))
 
 
-def choose_team(spec: AttentionSpec, parts: int, num_warps: int, most: int) -> int:
+def choose_team(spec: AttentionSpec, parts: int, num_sms: int, most: int, is_bulk: bool) -> int:
     """All warps of a CTA, up to `most`, where shares are short and of few sequences, else half of them, up to 4; as measured,
     docs/kernels.md."""
-    several = count_tiles(spec, parts) / num_warps >= LONG_SHARE or has_many(spec, parts, num_warps // most)
-    return max(min(most // 2, 4), 1) if several else most
+    half, share = max(min(most // 2, 4), 1), count_tiles(spec, parts) / (num_sms * most)
+    several = share >= LONG_SHARE or has_many(spec, parts, num_sms)
+    even = is_bulk and share >= EVEN_SHARE and Grid.of(spec, parts, num_sms, most // half).is_even(spec)
+    return half if several or even else most
 
 
 def choose_solo(spec: AttentionSpec, parts: int, num_sms: int) -> int:
@@ -191,9 +194,55 @@ def has_many(spec: AttentionSpec, parts: int, num_sms: int) -> bool:
 
 def count_tiles(spec: AttentionSpec, parts: int) -> int:
     """The most tiles of a step. The pool bounds how much there is in all: in a small one, few sequences are long."""
-    longest = math.ceil(min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size) / TILE)
+    longest = math.ceil(longest_of(spec) / TILE)
     tiles = min(spec.max_num_seqs * longest, math.ceil(spec.num_blocks * spec.block_size / TILE))
     return tiles * spec.num_kv_heads * parts
+
+
+def longest_of(spec: AttentionSpec) -> int:
+    """Tokens of a sequence, at most."""
+    return min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
+
+
+def may_be_alike(spec: AttentionSpec) -> bool:
+    """Whether about all sequences may be as long as the longest: a smaller pool is for few long ones."""
+    return 2 * spec.num_blocks * spec.block_size >= spec.max_num_seqs * longest_of(spec)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grid:
+    """How many CTAs are launched, and what their teams are to them.
+
+    lanes      parts of groups side by side
+    columns    shares of a line: as many as teams allow, or, of at most IDLE fewer, so many that every share is whole sequences,
+               or every sequence whole shares, if all are alike: then nothing is merged, or the less
+    ctas       no more than have work: those without would hold SMs that others are better off on
+    """
+
+    lanes: int
+    columns: int
+    ctas: int
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, parts: int, num_ctas: int, teams: int) -> Grid:
+        """For up to `num_ctas` CTAs of `teams` teams each."""
+        lanes = count_lanes(num_ctas * teams, spec.num_kv_heads * parts)
+        most = num_ctas * teams // lanes
+        columns = most
+        if may_be_alike(spec):
+            fewest = math.ceil((1 - IDLE) * most)
+            fitting = (n for n in range(most, fewest - 1, -1) if n * lanes % teams == 0 and fit_evenly(n, spec.max_num_seqs))
+            columns = next(fitting, most)
+        return cls(lanes=lanes, columns=columns, ctas=math.ceil(columns * lanes / teams))
+
+    def is_even(self, spec: AttentionSpec) -> bool:
+        """Whether shares and sequences fit evenly, if all are alike."""
+        return may_be_alike(spec) and fit_evenly(self.columns, spec.max_num_seqs)
+
+
+def fit_evenly(columns: int, num_seqs: int) -> bool:
+    """Whether one is a multiple of the other."""
+    return num_seqs > 0 and (num_seqs % columns == 0 or columns % num_seqs == 0)
 
 
 def count_lanes(num_teams: int, num_heads: int) -> int:
@@ -227,14 +276,16 @@ class TensorCore(Attention):
         from harness.guards import workspace
         from impls.cuda import prefix  # it builds on this page
 
-        self._num_ctas, shape = spec.params.get("ctas", 0) or count_sms(spec.device), Shape.of(spec)
+        asked, shape = spec.params.get("ctas", 0), Shape.of(spec)
+        self._num_ctas = asked or count_sms(spec.device)
         self._teams, built = self._choose(shape, jit.arch_of(spec.device))
         self._kernel, resources = load(built, spec.device, shape.signature + OWN_SIGNATURE)
         self.kernels = (resources,)
 
-        num_heads = spec.num_kv_heads * self._teams.parts
-        num_teams = self._num_ctas * self._teams.warps // self._teams.team
-        self._lanes = count_lanes(num_teams, num_heads)
+        num_heads, teams = spec.num_kv_heads * self._teams.parts, self._teams.warps // self._teams.team
+        grid = Grid.of(spec, self._teams.parts, self._num_ctas, teams)
+        num_ctas, self._lanes = asked or grid.ctas, grid.lanes
+        num_teams = num_ctas * teams
         rows = num_teams * 2 * self._teams.heads  # two ends of every share
         counters = max(spec.max_num_seqs * num_heads * self._teams.arrivals, 1)
         self._workspace = workspace(rows * (spec.head_dim + 2), torch.float32, spec.device)
@@ -243,7 +294,7 @@ class TensorCore(Attention):
         sums = self._workspace.data_ptr()
         own = (sums, sums + 4 * rows * spec.head_dim, self._arrived.data_ptr(), self._lanes)
         self._parts = Parts(self._kernel.parameters.buffer, shape, own)
-        self._grid, self._threads = (self._num_ctas, 1, 1), 32 * self._teams.warps
+        self._grid, self._threads = (num_ctas, 1, 1), 32 * self._teams.warps
         self.ledger["teams"] = f"{num_teams} of {self._teams.team} warps, {self._lanes} heads side by side"
 
         self._prefixes: Prefixes | None = None

@@ -17,7 +17,19 @@ from harness.registry import Unsupported
 from impls.cuda import fragments
 from impls.cuda.attention import Shape
 from impls.cuda.builds import SHARED_LIMIT, Build, has_bulk_copies
-from impls.cuda.tensor_core import LONG_SHARE, STATIC_BYTES, WARPS, TensorCore, choose_copy, choose_ends, ends, row_bytes
+from impls.cuda.tensor_core import (
+    LONG_SHARE,
+    STATIC_BYTES,
+    WARPS,
+    Grid,
+    TensorCore,
+    choose_copy,
+    choose_ends,
+    ends,
+    longest_of,
+    may_be_alike,
+    row_bytes,
+)
 
 if TYPE_CHECKING:
     from harness.ops.attention import AttentionSpec
@@ -26,7 +38,8 @@ ROWS_IN_REGISTERS = 16  # query rows of a warp of which registers hold the query
 CREWS = (1, 2, 4)       # warps that may share a ring
 TILES = (0, 16, 32)     # tokens that may be asked for
 SHORT_SHARE = 1         # tiles of a crew, below which they are cut smaller
-LONG_SEQUENCE = 8       # tiles of each warp in one sequence, from which on all warps of a CTA take it together
+LONG_SEQUENCE = 32      # tiles of each warp in one sequence, from which on all warps of a CTA take it together
+WHOLE_SHARE = 4         # tiles of a warp, from which on two teams are better where every share is whole sequences
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +127,7 @@ def plan_crews(shape: Shape, spec: AttentionSpec, num_sms: int, arch: str) -> Cr
     opening, closing = choose_ends(spec)
 
     def made(warps: int, stages: int) -> Crews:
-        team = params["team"] or choose_team(spec, parts, crew, tile, num_sms * warps, warps)
+        team = params["team"] or choose_team(spec, parts, crew, tile, num_sms, warps)
         return Crews(
             rows=rows, parts=parts, crew=crew, warps=warps, tile=tile, stages=stages, team=team, copy=copy, opening=opening,
             closing=closing,
@@ -165,17 +178,16 @@ def count_stages(shape: Shape, crew: int, tile: int, stages: int) -> int:
     return stages * crew * 32 // (tile * ITEMSIZE[shape.cache_dtype])
 
 
-def choose_team(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int, most: int) -> int:
+def choose_team(spec: AttentionSpec, parts: int, crew: int, tile: int, num_sms: int, most: int) -> int:
     """As in tensor_core.py, by the tiles of a crew; but all warps also where rows are many or keys of 8 bits, all sequences are
     long, and warps work alone: docs/kernels.md."""
-    if count_share(spec, parts, crew, tile, num_warps) < LONG_SHARE:
+    half, share = max(min(most // 2, 4), crew), count_share(spec, parts, crew, tile, num_sms * most)
+    whole = may_be_alike(spec) and spec.max_num_seqs % Grid.of(spec, parts, num_sms, most // half).columns == 0
+    if share < (WHOLE_SHARE if whole and crew == 1 else LONG_SHARE):
         return most
-    longest = seen_tokens(spec, tile)
-    alike = 2 * spec.num_blocks * spec.block_size >= spec.max_num_seqs * longest  # a smaller pool is for few long ones
     busy = spec.max_q_len > 1 or spec.kv_dtype is not None
-    if busy and crew == 1 and alike and longest >= LONG_SEQUENCE * most * tile:
-        return most
-    return max(min(most // 2, 4), crew)
+    long = seen_tokens(spec, tile) >= LONG_SEQUENCE * most * tile
+    return most if busy and crew == 1 and may_be_alike(spec) and long else half
 
 
 def count_share(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps: int) -> float:
@@ -187,7 +199,7 @@ def count_share(spec: AttentionSpec, parts: int, crew: int, tile: int, num_warps
 
 def seen_tokens(spec: AttentionSpec, tile: int) -> int:
     """Tokens of the longest sequence that some query token sees, as far as a spec tells, in whole tiles."""
-    longest = min(spec.max_seq_len, spec.max_blocks_per_seq * spec.block_size)
+    longest = longest_of(spec)
     return longest if spec.window is None else min(longest, spec.window + spec.max_q_len - 1 + tile)
 
 

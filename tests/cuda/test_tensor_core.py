@@ -57,13 +57,16 @@ def plan_any(spec):
         pytest.param(spec_of(256, 1024), 4, id="many short sequences"),
         pytest.param(spec_of(1, 131072), 4, id="one long sequence"),
         pytest.param(spec_of(1, 2048), 8, id="one short sequence"),
-        pytest.param(spec_of(8, 2048), 8, id="a small batch"),
+        pytest.param(spec_of(8, 2048), 4, id="a small batch"),
+        pytest.param(spec_of(8, 2048, layout=HND), 8, id="a small batch, by loads"),
+        pytest.param(spec_of(7, 2048), 8, id="a small batch that fits no shares"),
+        pytest.param(spec_of(16, 512), 8, id="a small batch of short sequences"),
         pytest.param(spec_of(62, 65536, fill=0.07), 4, id="a small pool says that few sequences are long"),
         pytest.param(spec_of(62, 65536, fill=0.01), 8, id="a tiny pool"),
-        pytest.param(spec_of(32, 8192, num_kv_heads=2), 8, id="few heads"),
-        pytest.param(spec_of(32, 1024, num_q_heads=64), 8, id="a middling batch"),
-        pytest.param(spec_of(256, 65536, fill=1 / 205), 4, id="few long among many short ones"),
-        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 4, id="the same by loads"),
+        pytest.param(spec_of(32, 8192, num_kv_heads=2), 4, id="few heads"),
+        pytest.param(spec_of(32, 1024, num_q_heads=64), 4, id="a middling batch"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205), 8, id="few long among many short ones"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 8, id="the same by loads"),
     ],
 )
 def test_teams_follow_from_capacities(spec, team):
@@ -74,9 +77,9 @@ def test_teams_follow_from_capacities(spec, team):
 @pytest.mark.parametrize(
     ("spec", "solo"),
     [
-        pytest.param(spec_of(256, 65536, fill=1 / 205), 8, id="few long among many short ones"),
-        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 8, id="the same by loads"),
-        pytest.param(spec_of(256, 256), 8, id="many short sequences"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205), 16, id="few long among many short ones"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, layout=HND), 16, id="the same by loads"),
+        pytest.param(spec_of(256, 256), 16, id="many short sequences"),
         pytest.param(spec_of(256, 1024), 0, id="many that may all be of 64 tiles"),
         pytest.param(spec_of(256, 18432, fill=0.12), 0, id="lengths log-normal"),
         pytest.param(spec_of(16, 512), 0, id="one sequence a CTA"),
@@ -319,6 +322,25 @@ def tensors_of(spec, num_tokens):
     return made
 
 
+@pytest.mark.parametrize(
+    ("spec", "teams", "grid"),
+    [
+        pytest.param(spec_of(64, 8192), 2, (8, 32, 128), id="two sequences a share, not 64 of 33"),
+        pytest.param(spec_of(63, 8192), 2, (8, 33, 132), id="no number of shares fits"),
+        pytest.param(spec_of(1, 131072), 2, (8, 33, 132), id="any number fits one sequence"),
+        pytest.param(spec_of(16, 4096, num_kv_heads=32), 2, (32, 8, 128), id="no CTA without a share"),
+        pytest.param(spec_of(32, 8192, num_kv_heads=2), 1, (2, 64, 128), id="two shares a sequence"),
+        pytest.param(spec_of(64, 65536, fill=0.1), 2, (8, 33, 132), id="a small pool says that lengths differ"),
+        pytest.param(spec_of(0, 8192), 2, (8, 33, 132), id="nobody"),
+    ],
+)
+def test_ctas_are_those_that_have_a_share_and_shares_fit_sequences(spec, teams, grid):
+    """Lanes, columns and CTAs on 132 SMs."""
+    found = tensor_core.Grid.of(spec, 1, SMS, teams)
+
+    assert (found.lanes, found.columns, found.ctas) == grid
+
+
 @pytest.mark.parametrize("changes", [{}, {"sinks": True}], ids=["plain", "sinks"])
 def test_each_launch_passes_its_plan_its_tensors_and_its_stream(on_cpu, changes):
     """Byte for byte, in whatever order plans and tensors come and return, new ones at the same addresses among them."""
@@ -344,6 +366,6 @@ def test_each_launch_passes_its_plan_its_tensors_and_its_stream(on_cpu, changes)
                 *([struct.pack("@" + LAYER, 0, layer["sinks"].data_ptr(), 0, 0, 0, 0.0)] if layer else []),
                 made._workspace.data_ptr(), made._workspace.data_ptr() + 4 * rows * 128, made._arrived.data_ptr(), made._lanes,
             )
-            wanted.append(((SMS, 1, 1), 32 * made._teams.warps, 7 + len(wanted), bytes(packer.buffer)))
+            wanted.append((made._grid, 32 * made._teams.warps, 7 + len(wanted), bytes(packer.buffer)))
 
     assert made._kernel.launches == wanted

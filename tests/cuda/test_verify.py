@@ -81,10 +81,12 @@ def test_the_list_of_sequences_leaves_room_for_stages(max_num_seqs, stages):
         (asking(team=4), "sm_90", "has neither team nor warps"),
         (asking(copy="load"), "sm_90", r"copies by async \(got load\)"),
         (asking(solo=8), "sm_90", "has no warps by themselves; leave solo planned"),
+        (asking(opening="quick"), "sm_90", r"begins the plain way \(got opening=quick\)"),
+        (asking(closing="release"), "sm_90", r"ends with fences \(got closing=release\)"),
         (asking(tile=16), "sm_90", r"takes tiles of 64 or 128 \(got 16\)"),
         (asking(stages=6), "sm_90", "set fewer stages, or a smaller tile"),
     ],
-    ids=["sm_80", "head_dim", "softcap", "teams", "loads", "small tiles", "stages"],
+    ids=["sm_80", "head_dim", "softcap", "teams", "loads", "solo", "opening", "closing", "small tiles", "stages"],
 )
 def test_what_warpgroups_do_not_do_is_said(spec, arch, rule):
     """Where they are asked for."""
