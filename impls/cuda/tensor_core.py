@@ -176,9 +176,11 @@ def choose_team(spec: AttentionSpec, parts: int, num_sms: int, most: int, is_bul
     """All warps of a CTA, up to `most`, where shares are short and of few sequences, else half of them, up to 4; as measured,
     docs/kernels.md."""
     half, share = max(min(most // 2, 4), 1), count_tiles(spec, parts) / (num_sms * most)
-    several = share >= LONG_SHARE or has_many(spec, parts, num_sms)
-    even = is_bulk and share >= EVEN_SHARE and Grid.of(spec, parts, num_sms, most // half).is_even(spec)
-    return half if several or even else most
+    if share >= LONG_SHARE or has_many(spec, parts, num_sms):
+        return half
+    one, two = (Grid.of(spec, parts, num_sms, teams) for teams in (1, most // half))
+    even = two.holds_whole(spec) or (is_bulk and two.is_even(spec) and not one.holds_whole(spec))
+    return half if even and share >= EVEN_SHARE else most
 
 
 def choose_solo(spec: AttentionSpec, parts: int, num_sms: int) -> int:
@@ -238,6 +240,10 @@ class Grid:
     def is_even(self, spec: AttentionSpec) -> bool:
         """Whether shares and sequences fit evenly, if all are alike."""
         return may_be_alike(spec) and fit_evenly(self.columns, spec.max_num_seqs)
+
+    def holds_whole(self, spec: AttentionSpec) -> bool:
+        """Whether shares hold whole sequences, if all are alike."""
+        return may_be_alike(spec) and spec.max_num_seqs > 0 and spec.max_num_seqs % self.columns == 0
 
 
 def fit_evenly(columns: int, num_seqs: int) -> bool:

@@ -182,7 +182,7 @@ def choose_team(spec: AttentionSpec, parts: int, crew: int, tile: int, num_sms: 
     """As in tensor_core.py, by the tiles of a crew; but all warps also where rows are many or keys of 8 bits, all sequences are
     long, and warps work alone: docs/kernels.md."""
     half, share = max(min(most // 2, 4), crew), count_share(spec, parts, crew, tile, num_sms * most)
-    whole = may_be_alike(spec) and spec.max_num_seqs % Grid.of(spec, parts, num_sms, most // half).columns == 0
+    whole = Grid.of(spec, parts, num_sms, most // half).holds_whole(spec)
     if share < (WHOLE_SHARE if whole and crew == 1 else LONG_SHARE):
         return most
     busy = spec.max_q_len > 1 or spec.kv_dtype is not None

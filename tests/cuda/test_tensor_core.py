@@ -60,6 +60,8 @@ def plan_any(spec):
         pytest.param(spec_of(8, 2048), 4, id="a small batch"),
         pytest.param(spec_of(8, 2048, layout=HND), 8, id="a small batch, by loads"),
         pytest.param(spec_of(7, 2048), 8, id="a small batch that fits no shares"),
+        pytest.param(spec_of(16, 4096), 8, id="a batch of which whole CTAs hold whole sequences"),
+        pytest.param(spec_of(32, 1024, num_q_heads=64, layout=HND), 4, id="a middling batch, by loads"),
         pytest.param(spec_of(16, 512), 8, id="a small batch of short sequences"),
         pytest.param(spec_of(62, 65536, fill=0.07), 4, id="a small pool says that few sequences are long"),
         pytest.param(spec_of(62, 65536, fill=0.01), 8, id="a tiny pool"),
