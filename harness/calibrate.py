@@ -86,15 +86,26 @@ class Calibration:
             for number, pairs in duel.alternate(list(seconds), self.visits).items():
                 of_repeat.setdefault(number, [[] for _ in range(self.rounds)])[turn % self.rounds] = pairs
 
+    def missing(self, duel: Duel, repeats: int) -> int:
+        """How many of the trials of so many repeats have not had all their rounds."""
+        rows = sum(not self._is_over(duel, number, repeat) for number in duel.records for repeat in range(repeats))
+        return rows * len(self.shares)
+
+    def _is_over(self, duel: Duel, number: int, repeat: int) -> bool:
+        """Whether a row has had all rounds of a repeat."""
+        return duel.num_rounds(number) >= (repeat + 1) * self.rounds
+
     def trials(self, duel: Duel, threshold: float | None = None) -> list[Trial]:
         """Judge everything that was collected, each repeat and share as a run of its own.
 
-        Rows that failed, or whose every visit was throttled, are left out.
+        Rows that failed, or whose every visit was throttled, are left out, and those that are not through with a repeat.
         """
         made = []
         for (repeat, share), rows in self._pairs.items():
             pairs, rounds = {}, {}
             for number, found in rows.items():
+                if not self._is_over(duel, number, repeat):
+                    continue
                 old, new = (duel.records[number][side][repeat * self.rounds] for side in (OLD, NEW))
                 if (old.status, new.status) == ("ok", "ok") and any(found):
                     pairs[number], rounds[number] = _pair(old, new, found), found

@@ -143,6 +143,7 @@ class Arm:
 
 
 Play = Callable[["Duel", int, Numbers], None]
+After = Callable[[int], None]
 
 
 class Duel:
@@ -159,8 +160,11 @@ class Duel:
         self._arms: list[Arm | None] = [None, None]
         self._chance = random.Random(0)
 
-    def run(self, rounds: int, play: Play) -> None:
-        """Play all cases in each of `rounds` rounds. UsageError where an arm cannot start; a death costs its case."""
+    def run(self, rounds: int, play: Play, after: After = lambda turn: None) -> None:
+        """Play all cases in each of `rounds` rounds, and call `after(round)` behind each, when no arm is left.
+
+        UsageError where an arm cannot start; a death costs its case.
+        """
         cases: dict[str, list[int]] = {}
         for number, match in enumerate(self.matches):
             cases.setdefault(match.case.name, []).append(number)
@@ -170,8 +174,13 @@ class Duel:
                     self.progress(f"round {turn + 1} of {rounds}: {name}")
                     self._case(turn, numbers, play)
                 self.close()
+                after(turn)
         finally:
             self.close()
+
+    def num_rounds(self, number: int) -> int:
+        """How many rounds of a row are over: fewer than were asked for where the run was broken off."""
+        return min(map(len, self.records[number]))
 
     def close(self) -> None:
         """End both arms."""

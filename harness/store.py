@@ -161,9 +161,14 @@ def latest_run(out: Path) -> Path:
 
 def write_json(path: Path, data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write a file of plain JSON, whole or not at all."""
+    write_whole(path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all: what stood there stays until then. Raises OSError, naming the file."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        scratch.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+        scratch.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(scratch, path)
     except OSError as error:
         scratch.unlink(missing_ok=True)

@@ -5,7 +5,8 @@
     pagedbench ab main --impl-file kernels.py   kernels of your own, of your repository's main against its files now
     pagedbench ab --impl cuda.a,cuda.b          two implementations of this checkout
 
-Exit codes are those of `compare`.
+Exit codes are those of `compare`. What was measured is written down after each round, and when the run is broken off (exit
+code 2).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.compare import add_judging, tell
+from harness.commands.compare import add_judging, tell, write
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.compare import groups, judge, unjudged
@@ -26,11 +27,10 @@ from harness.duel import Duel, Match, Numbers, Pairs, Setup, difference_of, merg
 from harness.match import Pair
 from harness.names import UsageError, above_0, count_of, path_of, split_names
 from harness.options import Options
-from harness.record import Record
 from harness.registry import Entry, Registry, matches
 from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE
-from harness.store import new_run
+from harness.store import new_run, write_whole
 from harness.trees import Side, root_of, sides_of, worktree
 from harness.words import printable
 from harness.work import STALL_S
@@ -112,14 +112,8 @@ def setup_of(arguments: argparse.Namespace, run: str, sides: tuple[Side, Side]) 
 
 
 def _duel(arguments: argparse.Namespace, rows: Sequence[Match], sides: tuple[Side, Side], names: Sequence[str]) -> int:
-    """Run both arms, keep the records of each, and tell what came of it."""
+    """Run both arms, keep the records of each, and tell what came of it. Where that breaks off, what there is is kept."""
     folder = new_run(arguments.runs_dir)
-    rounds: dict[int, list[Pairs]] = {number: [[] for _ in range(arguments.rounds)] for number in range(len(rows))}
-
-    def play(duel: Duel, turn: int, numbers: Numbers) -> None:
-        for number, pairs in duel.alternate(numbers, arguments.visits).items():
-            rounds[number][turn] = pairs
-
     with Progress(arguments.rounds * len({match.case.name for match in rows}), quiet=arguments.json) as progress:
 
         def say(doing: str) -> None:
@@ -127,16 +121,88 @@ def _duel(arguments: argparse.Namespace, rows: Sequence[Match], sides: tuple[Sid
             progress.step()
 
         duel = Duel(setup_of(arguments, folder.name, sides), rows, say)
-        duel.run(arguments.rounds, play)
-    pairs = []
-    for number in range(len(rows)):
-        old, new = merged(duel, number, rounds[number])
-        pairs.append(Pair(old=old, new=new))
-    _keep(folder, pairs)
-    comparison = _judge(arguments, pairs, rounds, names)
-    if gone := _gone(duel, split_names("--impl", arguments.impl)):
-        comparison = dataclasses.replace(comparison, notes=[*comparison.notes, f"Gone in {names[1]}: {', '.join(gone)}."])
-    return tell(comparison, arguments, folder)
+        bout = Bout(arguments, duel, names, folder)
+        try:
+            duel.run(arguments.rounds, bout.play, lambda turn: bout.keep())
+        except (KeyboardInterrupt, UsageError) as end:
+            raise bout.broken_off(end) from None
+    print(f"records: {', '.join(map(printable, bout.files))}", file=sys.stderr)
+    return tell(bout.comparison(), arguments, folder)
+
+
+class Bout:
+    """What two arms have measured so far: it is judged and written down after each round, and whenever the run ends."""
+
+    def __init__(self, arguments: argparse.Namespace, duel: Duel, names: Sequence[str], folder: Path) -> None:
+        self._arguments, self._duel, self._names, self._folder = arguments, duel, names, folder
+        self._rounds: dict[int, list[Pairs]] = {number: [[] for _ in range(arguments.rounds)] for number in duel.records}
+        self.files = [folder / f"{name}.jsonl" for name in ("old", "new")]
+
+    def play(self, duel: Duel, turn: int, numbers: Numbers) -> None:
+        """Take the visits of a case in a round."""
+        for number, pairs in duel.alternate(numbers, self._arguments.visits).items():
+            self._rounds[number][turn] = pairs
+
+    def keep(self) -> None:
+        """Write old.jsonl and new.jsonl, the i-th sample of a row in one taken beside the i-th in the other, and summary.md."""
+        pairs = self._pairs().values()
+        for file, records in zip(self.files, ([pair.old for pair in pairs], [pair.new for pair in pairs]), strict=True):
+            marked = [dataclasses.replace(record, run=f"{record.run}.{file.stem}") for record in records if record]
+            write_whole(file, "".join(f"{record.to_line()}\n" for record in marked))
+        write(self.comparison(), self._arguments, self._folder)
+
+    def broken_off(self, end: BaseException) -> UsageError:
+        """Keep what there is of a run that ends before its time, and return the line that says so."""
+        why = str(end) or "interrupted"
+        if not self._pairs():
+            return UsageError(f"{why}; nothing was measured" if isinstance(end, KeyboardInterrupt) else why)
+        self.keep()
+        return UsageError(f"{why}; {self._missing() or 'all rows were measured'}; what was measured is kept in {self._folder}")
+
+    def comparison(self) -> Comparison:
+        """The verdicts on all rows that were measured in a round at least."""
+        arguments, pairs = self._arguments, self._pairs()
+        numbers, both = {id(pair): number for number, pair in pairs.items()}, list(pairs.values())
+
+        def measure(pair: Pair) -> Difference | str:
+            return difference_of(self._played(numbers[id(pair)]), pair.record.device_kind)
+
+        judged = judge(both, arguments.threshold, measure)
+        notes = [f"{arguments.rounds} rounds of {arguments.visits} pairs of visits a row, both arms in turn."]
+        if gone := _gone(self._duel, split_names("--impl", arguments.impl)):
+            notes.append(f"Gone in {self._names[1]}: {', '.join(gone)}.")
+        return Comparison(
+            old=self._names[0],
+            new=self._names[1],
+            judged=judged,
+            growths=grown(both),
+            groups=groups(judged, arguments.group, arguments.threshold) if arguments.group else None,
+            unjudged=unjudged(both),
+            threshold=arguments.threshold,
+            strict_peers=arguments.strict_peers,
+            notes=notes,
+            incomplete=self._missing(),
+        )
+
+    def _pairs(self) -> dict[int, Pair]:
+        """The two records of each row that was measured, by its number."""
+        measured = [number for number in self._rounds if self._duel.num_rounds(number)]
+        both = {number: merged(self._duel, number, self._played(number)) for number in measured}
+        return {number: Pair(old=old, new=new) for number, (old, new) in both.items()}
+
+    def _played(self, number: int) -> list[Pairs]:
+        """The visits of the rounds of a row that are over: of others nobody knows yet whether it was right."""
+        return self._rounds[number][: self._duel.num_rounds(number)]
+
+    def _missing(self) -> str | None:
+        """How many rows were not measured, or not in all rounds."""
+        done = [self._duel.num_rounds(number) for number in self._rounds]
+        fewer = sum(0 < rounds < self._arguments.rounds for rounds in done)
+        parts = {
+            f"{done.count(0)} of {len(done)} rows were not measured": done.count(0),
+            f"{fewer} of {len(done)} rows were measured in fewer than {self._arguments.rounds} rounds": fewer,
+        }
+        return ", ".join(part for part, number in parts.items() if number) or None
 
 
 def _gone(duel: Duel, globs: Sequence[str]) -> list[str]:
@@ -144,38 +210,3 @@ def _gone(duel: Duel, globs: Sequence[str]) -> list[str]:
     old, new = (facts["impls"] for facts in duel.facts)
     chosen = [glob.partition("[")[0] for glob in globs] or ["*"]
     return [name for name in old if name not in new and any(matches(name, glob) for glob in chosen)]
-
-
-def _judge(
-    arguments: argparse.Namespace, pairs: Sequence[Pair], rounds: dict[int, list[Pairs]], names: Sequence[str]
-) -> Comparison:
-    numbers = {id(pair): number for number, pair in enumerate(pairs)}
-
-    def measure(pair: Pair) -> Difference | str:
-        return difference_of(rounds[numbers[id(pair)]], pair.record.device_kind)
-
-    judged = judge(pairs, arguments.threshold, measure)
-    told = f"{arguments.rounds} rounds of {arguments.visits} pairs of visits a row, both arms in turn."
-    return Comparison(
-        old=names[0],
-        new=names[1],
-        judged=judged,
-        growths=grown(pairs),
-        groups=groups(judged, arguments.group, arguments.threshold) if arguments.group else None,
-        unjudged=unjudged(pairs),
-        threshold=arguments.threshold,
-        strict_peers=arguments.strict_peers,
-        notes=[told],
-    )
-
-
-def _keep(folder: Path, pairs: Sequence[Pair]) -> None:
-    """Write old.jsonl and new.jsonl: the i-th sample of a row in one was taken beside the i-th in the other."""
-    sides: tuple[tuple[str, list[Record]], ...] = (
-        ("old", [pair.old for pair in pairs if pair.old]),
-        ("new", [pair.new for pair in pairs if pair.new]),
-    )
-    for name, records in sides:
-        marked = [dataclasses.replace(record, run=f"{record.run}.{name}") for record in records]
-        (folder / f"{name}.jsonl").write_text("".join(f"{record.to_line()}\n" for record in marked), encoding="utf-8")
-    print(f"records: {printable(folder / 'old.jsonl')}, {printable(folder / 'new.jsonl')}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`calibrate`: measure the gate's false alarms and misses on this device, and what each case can show.
 
-Exit codes: 0 every goal that could be judged was reached, 1 one was not, 2 error.
+Exit codes: 0 every goal that could be judged was reached, 1 one was not, 2 error. calibration.json is written after each
+repeat, and when the run is broken off (exit code 2), of the trials that have had all their rounds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from harness.duel import Duel, Match
 from harness.names import UsageError, count_of, path_of
 from harness.store import new_run, write_json
 from harness.trees import Side
+
+KEPT = "calibration.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
@@ -51,19 +54,45 @@ def main(arguments: argparse.Namespace) -> int:
             progress.say(doing)
             progress.step()
 
+        def keep(turn: int) -> None:
+            if (turn + 1) % arguments.rounds == 0:
+                _keep(arguments, calibration, duel, folder)
+
         same = Side(impl_files=arguments.impl_file)
         matches = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
         duel = Duel(setup_of(arguments, folder.name, (same, same)), matches, say)
-        duel.run(turns, calibration.play)
-    trials = calibration.trials(duel, arguments.threshold)
+        try:
+            duel.run(turns, calibration.play, keep)
+        except (KeyboardInterrupt, UsageError) as end:
+            raise _broken_off(end, arguments, calibration, duel, folder) from None
+    trials, goals = _keep(arguments, calibration, duel, folder)
     if not trials:
         raise UsageError(f"no row could be measured: {_why_not(duel)}")
-    kind = duel.facts[0]["device"]["kind"]
-    goals = held(trials, GOALS[kind])
-    data = _data(trials, goals, duel)
-    write_json(folder / "calibration.json", data)
-    print(json.dumps(data, indent=1) if arguments.json else _told(trials, goals, folder))
+    print(json.dumps(_data(trials, goals, duel, 0), indent=1) if arguments.json else _told(trials, goals, folder))
     return int(any(reached is False for _, reached in goals))
+
+
+def _keep(
+    arguments: argparse.Namespace, calibration: Calibration, duel: Duel, folder: Path
+) -> tuple[list[Trial], list[tuple[str, bool | None]]]:
+    """Write what there is so far, if there is any, and return it: trials and goals."""
+    trials = calibration.trials(duel, arguments.threshold)
+    if not trials:
+        return [], []
+    goals = held(trials, GOALS[duel.facts[0]["device"]["kind"]])
+    write_json(folder / KEPT, _data(trials, goals, duel, calibration.missing(duel, arguments.repeats)))
+    return trials, goals
+
+
+def _broken_off(
+    end: BaseException, arguments: argparse.Namespace, calibration: Calibration, duel: Duel, folder: Path
+) -> UsageError:
+    """Keep what there is of a run that ends before its time, and return the line that says so."""
+    why, missing = str(end) or "interrupted", calibration.missing(duel, arguments.repeats)
+    trials, _ = _keep(arguments, calibration, duel, folder)
+    if not trials:
+        return UsageError(f"{why}; no trial was complete" if isinstance(end, KeyboardInterrupt) else why)
+    return UsageError(f"{why}; {missing} trials were not complete; the {len(trials)} that were are kept in {folder / KEPT}")
 
 
 def _shares(text: str | None) -> tuple[float, ...]:
@@ -108,7 +137,7 @@ def _told(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], fol
     words = {True: "reached", False: "MISSED", None: "not tried"}
     told = [f"{words[reached]}: {sentence}" for sentence, reached in goals]
     how = "Alarms and slowdowns caught, of how many; in brackets the slowdown as measured."
-    return "\n".join([table, how, *told, f"kept: {folder / 'calibration.json'}"])
+    return "\n".join([table, how, *told, f"kept: {folder / KEPT}"])
 
 
 def _caught(found: Score, share: float) -> str:
@@ -116,8 +145,11 @@ def _caught(found: Score, share: float) -> str:
     return f"{found.caught[share]}/{found.slowed[share]}{measured}"
 
 
-def _data(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], duel: Duel) -> dict[str, Any]:
-    """Everything, as JSON has it; seconds and ratios new over old, `rounds` the median ratio of each round's pairs."""
+def _data(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], duel: Duel, missing: int) -> dict[str, Any]:
+    """Everything, as JSON has it; seconds and ratios new over old, `rounds` the median ratio of each round's pairs.
+
+    `missing` trials were not complete when this was written.
+    """
     listed = [
         {
             "case": trial.record.case,
@@ -132,4 +164,4 @@ def _data(trials: Sequence[Trial], goals: Sequence[tuple[str, bool | None]], due
         for trial in trials
     ]
     told = [{"goal": sentence, "reached": reached} for sentence, reached in goals]
-    return {"schema": 1, "device": duel.facts[0]["device"]["slug"], "goals": told, "trials": listed}
+    return {"schema": 1, "device": duel.facts[0]["device"]["slug"], "goals": told, "trials": listed, "missing": missing}

@@ -24,7 +24,7 @@ from harness.pytest_json import load_pytest_json
 from harness.record import Record
 from harness.registry import matches
 from harness.report import units, verdicts
-from harness.store import Appender, load, new_run, run_of, write_json
+from harness.store import Appender, load, new_run, run_of, write_json, write_whole
 from harness.words import printable
 
 
@@ -197,16 +197,20 @@ def _rerun(rows: Sequence[Judged], arguments: argparse.Namespace) -> list[Record
     return made
 
 
-def tell(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: Path) -> int:
-    """Print a comparison, write summary.md and comparison.json, and return the exit code."""
-    folder = arguments.out or (run if run.is_dir() else run.parent)
+def write(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: Path) -> Path:
+    """Write summary.md and comparison.json; returns where the summary is."""
+    folder: Path = arguments.out or (run if run.is_dir() else run.parent)
     folder.mkdir(parents=True, exist_ok=True)
-    summary = folder / "summary.md"
-    summary.write_text(verdicts.markdown(comparison), encoding="utf-8", errors="backslashreplace")
-    data = verdicts.plain_data(comparison)
-    write_json(folder / "comparison.json", data)
+    write_whole(folder / "summary.md", verdicts.markdown(comparison))
+    write_json(folder / "comparison.json", verdicts.plain_data(comparison))
+    return folder / "summary.md"
+
+
+def tell(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: Path) -> int:
+    """Print a comparison, write it down, and return the exit code."""
+    summary = write(comparison, arguments, run)
     if arguments.json:
-        print(json.dumps(data, indent=1))
+        print(json.dumps(verdicts.plain_data(comparison), indent=1))
     else:
         print(verdicts.terminal(comparison))
         print(f"summary: {summary}")

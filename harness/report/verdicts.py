@@ -34,6 +34,7 @@ class Comparison:
     threshold    as asked for, or None for each device kind's own
     unjudged     rows without a time on either side, by why
     notes        remarks on the whole, each a sentence
+    incomplete   what is not measured yet, or never will be where the run was broken off
     """
 
     old: str
@@ -45,10 +46,12 @@ class Comparison:
     threshold: float | None = None
     strict_peers: bool = False
     notes: Sequence[str] = ()
+    incomplete: str | None = None
 
     @property
     def exit_code(self) -> int:
-        return compare.exit_code(self.judged, self.groups, self.strict_peers)
+        """As `compare` has it; 2, an error, where something is left to be measured."""
+        return 2 if self.incomplete else compare.exit_code(self.judged, self.groups, self.strict_peers)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -58,7 +61,7 @@ class Comparison:
 
     def all_notes(self) -> list[str]:
         """What changed beside the rows, and what is not among them."""
-        made = list(self.notes)
+        made = [*self.notes, *([f"Incomplete: {self.incomplete}."] if self.incomplete else [])]
         changed = compare.toolchain_changes(self.judged)
         if changed:
             made.append("Changed between the two: " + ", ".join(f"{name} {a} -> {b}" for name, a, b in changed) + ".")
@@ -72,7 +75,7 @@ class Comparison:
 def headline(comparison: Comparison) -> str:
     """Return "2 SLOWER, 1 UNSURE, 208 SAME"; what decides stands first."""
     found = [f"{number} {verdict}" for verdict, number in comparison.counts.items() if number]
-    return ", ".join(found) or "nothing to judge"
+    return ("INCOMPLETE: " if comparison.incomplete else "") + (", ".join(found) or "nothing to judge")
 
 
 def change(ratio: float) -> str:

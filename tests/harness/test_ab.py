@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from harness.registry import Entry, Impl
 from harness.rooms import HOUSE
 from harness.store import load
 from harness.trees import Side, sides_of, worktree
+from tests.harness.interruptible import started
 
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
 OTHER = replace(TINY, name="copy.other", num_copies=2)
@@ -39,7 +43,8 @@ me = json.loads(name.replace("'", '"')) if name.startswith("{") else {}
 if "unborn" in me:
     print("no libtorch", file=sys.stderr, flush=True)
     os._exit(3)
-tell(hello={"device": {"slug": me.get("device", "toy"), "uuid": "", "kind": "cpu"}, "toolchain": {"pid": str(os.getpid())}})
+tell(hello={"device": {"slug": me.get("device", "toy"), "uuid": "", "kind": "cpu"}, "toolchain": {"pid": str(os.getpid())},
+            "impls": []})
 visits = 0
 
 def record(row, status="ok"):
@@ -341,6 +346,113 @@ def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys)
     assert old.toolchain["revision"] == "unknown"  # a folder without history
     assert (folder / "summary.md").read_text().startswith("### 2 NEW, 1 FASTER")
     assert "Gone in this checkout: torch.block_gone." in data["notes"]
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("end", "at", "before", "after", "said"),
+    [
+        (KeyboardInterrupt(), 1, [], [], "interrupted; nothing was measured\n"),
+        (UsageError("the old arm died"), 1, [], [], "the old arm died\n"),
+        (KeyboardInterrupt(), 2, [], [3],
+         "interrupted; 1 of 2 rows were not measured, 1 of 2 rows were measured in fewer than 2 rounds; what was measured is "),
+        (KeyboardInterrupt(), 4, [3, 3], [6, 3],
+         "interrupted; 1 of 2 rows were measured in fewer than 2 rounds; what was measured is kept in "),
+        (UsageError("the old arm died"), 3, [3, 3], [3, 3], "the old arm died; 2 of 2 rows were measured in fewer than 2 "),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_run_that_is_broken_off_keeps_what_was_measured(tmp_path, monkeypatch, capsys, end, at, before, after, said):
+    """Two rounds of two cases, three pairs of visits each. A round that is over is kept already when the run ends in the
+    middle of the next, and so then is each case that was over; the summary's first word is that there is more to measure.
+    """
+    calls, found = [], []
+
+    def kept():
+        """How many samples each row has, the same on both sides."""
+        files = [list(tmp_path.glob(f"*/{name}.jsonl")) for name in ("old", "new")]
+        old, new = ([len(record.launch_s.samples) for file in of for record in load(file)[0]] for of in files)
+        assert old == new
+        return old
+
+    def alternate(self, *given, real=Duel.alternate):
+        calls.append(given)
+        if len(calls) == at:
+            found.extend(kept())
+            raise end
+        return real(self, *given)
+
+    monkeypatch.setattr(Duel, "alternate", alternate)
+    words = ["ab", "--impl", "torch.block_copy,numpy.block_copy", "--case", "edges.copy_one,edges.copy_chained",
+             "--visits", "3", "--device", "cpu", "--runs-dir", str(tmp_path)]  # fmt: skip
+    assert main(words) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"pagedbench: {said}")
+    assert err.count("\n") == 1
+    assert (found, kept()) == (before, after)
+    for folder in tmp_path.glob("*") if after else ():
+        assert (folder / "summary.md").read_text().startswith("### INCOMPLETE: ")
+        comparison = json.loads((folder / "comparison.json").read_text())
+        assert (comparison["exit_code"], len(comparison["rows"])) == (2, len(after))
+        assert any(note.startswith("Incomplete: ") for note in comparison["notes"])
+
+
+#: A kernel that notes the process it is prepared in; from the third process on, the first of the second round, it sleeps.
+SLEEPER = """
+import os, time
+from pathlib import Path
+from harness.registry import Impl
+
+MARKS = Path(os.environ["TOY_MARKS"])
+
+def prepare(spec):
+    from impls.torch_block_copy import prepare
+    (MARKS / str(os.getpid())).touch()
+    if len(list(MARKS.iterdir())) > 2:
+        (MARKS.parent / "asleep").touch()
+        time.sleep(60)
+    return prepare(spec)
+
+IMPLS = (Impl(name="toy.one", op="block_copy", prepare="sleepers:prepare"),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "how", "code", "files"),
+    [
+        (["ab", str(HOUSE)], signal.SIGINT, 2, ["comparison.json", "new.jsonl", "old.jsonl", "summary.md"]),
+        (["calibrate", "--rounds", "1", "--repeats", "2"], signal.SIGTERM, -signal.SIGTERM, ["calibration.json"]),
+    ],
+)
+def test_a_signal_leaves_what_was_measured_and_no_process(tmp_path, words, how, code, files):
+    """In the second round, with real arms: SIGTERM ends the command as it ends `run`, and what was over is there."""
+    (tmp_path / "sleepers.py").write_text(SLEEPER)
+    (tmp_path / "marks").mkdir()
+    words = [*words, "--impl-file", str(tmp_path / "sleepers.py"), "--impl", "toy.one", "--case", "edges.copy_one",
+             "--visits", "2", "--device", "cpu", "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
+    env = {**os.environ, "TOY_MARKS": str(tmp_path / "marks"), "OMP_NUM_THREADS": "1"}
+    with started(words, env=env, cwd=HOUSE) as running:
+        end = time.monotonic() + 60
+        while not (tmp_path / "asleep").exists():
+            assert running.poll() is None, running.stderr.read()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        running.send_signal(how)
+        running.communicate(timeout=30)
+    pids = [int(mark.name) for mark in (tmp_path / "marks").iterdir()]
+    while any(map(lives, pids)) and time.monotonic() < end:  # a parent's death reaches its children a moment later
+        time.sleep(0.02)
+
+    assert running.returncode == code
+    assert sorted(file.name for file in tmp_path.glob("runs/*/*")) == files
+    assert not any(map(lives, pids))
+
+
+def lives(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
 @pytest.mark.parametrize(

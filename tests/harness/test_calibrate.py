@@ -12,7 +12,8 @@ import pytest
 from harness import duel
 from harness.calibrate import GOALS, SHARES, SPIN_S, Calibration, Score, held, score
 from harness.cli import main
-from harness.duel import NEW, OLD
+from harness.duel import NEW, OLD, Duel
+from harness.names import UsageError
 from tests.harness.runs import row, untimed
 from tests.harness.test_ab import STAND_IN
 
@@ -28,6 +29,8 @@ class Simulated:
         self.facts = [{"device": {"kind": "cuda", "slug": "nvidia-h200"}}] * 2
         self.records = {n: ([], []) for n in range(rows)}
         self.chance = random.Random(0)
+
+    num_rounds = Duel.num_rounds
 
     def run(self, turns, play):
         swings = [self.chance.gauss(0, self.swing) for _ in range(self.rows)]
@@ -157,9 +160,50 @@ def test_the_command_prints_alarms_and_catches_and_keeps_them(tmp_path, capsys):
     assert "reached: 4 of 4 slowdowns of 10% caught in rows below 1000 us" in said
     (folder,) = tmp_path.iterdir()
     data = json.loads((folder / "calibration.json").read_text())
-    assert len(data["trials"]) == 2 * 2 * 3
+    assert (len(data["trials"]), data["missing"]) == (2 * 2 * 3, 0)
     slowed = [trial["ratio"] for trial in data["trials"] if trial["share"] == 0.2]
     assert slowed == [pytest.approx(1.2, abs=0.004)] * 4
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("end", "at", "before", "after", "said"),
+    [
+        (KeyboardInterrupt(), 12, [], [], "interrupted; no trial was complete\n"),
+        (KeyboardInterrupt(), 13, [], [(3, 9)], "interrupted; 9 trials were not complete; the 3 that were are kept in "),
+        (KeyboardInterrupt(), 19, [(6, 6)], [(6, 6)], "interrupted; 6 trials were not complete; the 6 that were are kept in "),
+        (UsageError("the new arm died"), 29, [(6, 6)], [(9, 3)], "the new arm died; 3 trials were not complete; the 9 that "),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_broken_off_keeps_whole_trials(tmp_path, monkeypatch, capsys, end, at, before, after, said):
+    """Two repeats of two rounds of two cases, each visited four times: to find its time, and at three shares. One that ends
+    in the middle keeps the trials that have had both rounds; a repeat that is over is kept already.
+    """
+    calls, found = [], []
+
+    def kept():
+        """How many trials there are, and are missing."""
+        read = [json.loads(file.read_text()) for file in tmp_path.glob("*/calibration.json")]
+        return [(len(data["trials"]), data["missing"]) for data in read]
+
+    def alternate(self, *given, real=Duel.alternate):
+        calls.append(given)
+        if len(calls) == at:
+            found.extend(kept())
+            raise end
+        return real(self, *given)
+
+    monkeypatch.setattr(Duel, "alternate", alternate)
+    words = ["calibrate", "--impl", "torch.block_copy[HND]", "--case", "edges.copy_one,edges.copy_chained", "--device", "cpu",
+             "--shares", "0,10%,20%", "--repeats", "2", "--visits", "2", "--runs-dir", str(tmp_path)]  # fmt: skip
+    assert main(words) == 2
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"pagedbench: {said}")
+    assert err.count("\n") == 1
+    assert (found, kept()) == (before, after)
 
 
 @pytest.mark.usefixtures("stand_in")
