@@ -20,6 +20,7 @@ class Options:
                      layout, on cases that move more than the last-level cache holds, within twice the fastest),
                      "all" or "none"
     ceiling          find the best reader of each case and visit it beside the rows
+    sweep            rows are readers: try each by one visit, and visit the best two of a case only
     relations        which cases are held to relations (harness/relations.py): "small" ones, "all" or "none"
     patient          run what would take minutes on this device, too
     min_visits       visits a row, at least (other rows between them); the interval over them wants five
@@ -33,6 +34,7 @@ class Options:
     untimed: tuple[str, ...] = ()
     power: str = "first"
     ceiling: bool = True
+    sweep: bool = False
     relations: str = "small"
     patient: bool = False
     min_visits: int = 5

@@ -46,6 +46,9 @@ class CaseRun:
                 yield row
             else:
                 admitted.append(row)
+        if self.session.options.sweep:
+            yield from self._swept(admitted)
+            return
         right = []
         for row in admitted:
             with self._alive("check"):
@@ -148,6 +151,26 @@ class CaseRun:
         readers = self._readers(layers) if wants_ceiling and any(row.entry.impl.role != "reader" for row in rows) else []
         timed = [row for row in rows if self.make_timer(row)]
         floors = self._floors(timed, layers) if wants_ceiling else []
+        self._visit(timed, readers, floors)
+        for row in [*rows, *readers, *floors]:
+            row.release()
+
+    def _swept(self, readers: Sequence[Row]) -> Iterator[Row]:
+        """Yield readers that are wrong or failed; then visit the fastest, beside an empty launch, and yield the rest."""
+        layers = self._stock.num_sets
+        with self._alive("time"):
+            best = self._fastest(readers, layers)
+        right = [row for row in readers if row.status == "ok"]
+        yield from (row for row in readers if row.status != "ok")
+        with self._alive("time"):
+            floors = self._floors(best, layers)
+            self._visit(best, [], floors)
+        for row in [*best, *floors]:
+            row.release()
+        yield from right
+
+    def _visit(self, timed: Sequence[Row], readers: Sequence[Row], floors: Sequence[Row]) -> None:
+        """Take the visits of rows and of what stands beside them, judge what was timed, and say what came of it."""
         self.session.visit(self, [*timed, *readers, *floors])
         medians = [summary.median for row in timed if (summary := row.summary()) is not None]
         with self.session.phase("finish"):
@@ -158,8 +181,6 @@ class CaseRun:
             for row in timed:
                 self.progress(f"finish {self.case} {row.entry}", row.number)
                 conclude(row, self.session, readers, floors, min(medians, default=0.0))
-        for row in [*rows, *readers, *floors]:
-            row.release()
 
     def make_timer(self, row: Row) -> bool:
         """Get a right row ready to be visited; False where that failed."""
@@ -179,9 +200,14 @@ class CaseRun:
         # The same bytes whatever the layout: one is enough.
         entries = [entry for entry in self.session.registry.entries(roles=("reader",)) if entry.layout is entry.impl.layouts[0]]
         rows = [Row(self.case, variant, self.device, self.session.nvml) for entry in entries for variant in entry.variants()]
-        self.progress(f"ceiling {self.case}", None)
+        return self._fastest(rows, layers)
+
+    def _fastest(self, readers: Sequence[Row], layers: int) -> list[Row]:
+        def tell(row: Row) -> None:
+            self.progress(f"ceiling {self.case} {row.entry}", row.number)
+
         with self.session.phase("ceiling"):
-            return fastest(rows, lambda layout: self._stock.stage(TIMED, layout, layers))
+            return fastest(readers, lambda layout: self._stock.stage(TIMED, layout, layers), tell)
 
     def _floors(self, rows: Sequence[Row], layers: int) -> list[Row]:
         """Launches that do nothing, in a layout that is staged already."""

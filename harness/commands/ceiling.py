@@ -1,7 +1,8 @@
 """`ceiling`: how fast this device reads blocks that lie anywhere: the speed of light for what reads them and computes, too.
 
 Without cases it is a sweep over bytes, chunks and layouts, whose best is kept for the device under results/ceilings; a part of
-it, as in `--suite ceiling --case 'ceiling.nhd.*'`, replaces that part of what is kept.
+it, as in `--suite ceiling --case 'ceiling.nhd.*'`, replaces that part of what is kept. In a sweep all readers are tried on each
+case by one visit, and the best two are visited as rows are; on named cases, and of named readers, all are.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def main(arguments: argparse.Namespace) -> int:
     attention = [case for case in cases if case.op == "attention"]
     if not is_sweep:
         return execute(arguments, registry, suite, attention, readers, print_best)
-    # The best of some readers would pass for the best of all.
-    return execute(arguments, registry, suite, attention, readers, print_best if some_readers else _keep, takes=_is_its_layout)
+    if some_readers:  # their best would pass for the best of all
+        return execute(arguments, registry, suite, attention, readers, print_best, takes=_is_its_layout)
+    return execute(arguments, registry, suite, attention, readers, _keep, takes=_is_its_layout, sweep=True)
 
 
 def _is_its_layout(case: Case, entry: Entry) -> bool:

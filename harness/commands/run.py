@@ -96,8 +96,12 @@ def execute(
     entries: Sequence[Entry],
     show: Callable[[Sequence[Record]], None],
     takes: Callable[[Case, Entry], bool] = lambda case, entry: True,
+    sweep: bool = False,
 ) -> int:
-    """Measure `entries` on those of `cases` that they take into a new run's folder, show the records, return the exit code."""
+    """Measure `entries` on those of `cases` that they take into a new run's folder, show the records, return the exit code.
+
+    sweep    as in Options
+    """
     rows = [(case, entry) for case, entry in rows_of(cases, entries) if takes(case, entry)]
     make_engine = engine_of(arguments, registry)
     from harness.store import Appender, new_run
@@ -111,6 +115,7 @@ def execute(
         untimed=load_room("cases").UNTIMED.get(suite, ()),
         bench=arguments.command != "check",
         patient=arguments.patient,
+        sweep=sweep,
         power=getattr(arguments, "power", "none"),
         relations=getattr(arguments, "relations", "small"),
     )

@@ -108,6 +108,7 @@ def test_the_sweep_is_measured_once(tmp_path, monkeypatch, capsys):
     assert "--again measures once more" in again
     assert first.splitlines()[:4] == again.splitlines()[:4]
     assert [(line["case"].split(".")[1], line["layout"]) for line in lines] == [("hnd", "HND"), ("nhd", "NHD")]
+    assert {name for line in lines for name in line["check"]} == {"timed"}  # as a sweep is, and what is named is not
     assert cli.main([*arguments, "--impl", "ceiling.torch_read[HND]"]) == 0
     some = capsys.readouterr().out
     assert "best parameters" in some

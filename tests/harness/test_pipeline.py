@@ -21,6 +21,7 @@ from harness.ops.layouts import CONTIGUOUS, HND, NHD, PAGED
 from harness.options import Options
 from harness.record import parse_line
 from harness.registry import Entry, Impl, Limits, Registry, Unsupported
+from harness.row import Row
 from harness.session import Session, tasks
 from impls import numpy_online, torch_block_copy, torch_contiguous, torch_gather, torch_read
 
@@ -726,6 +727,67 @@ def test_a_reader_that_does_not_read_everything_is_no_ceiling():
     assert (record.status, record.ceiling_s, record.ceiling_by) == ("ok", None, None)
     assert reader.status == "wrong"
     assert "the checksum of what was read is " in reader.reason
+
+
+class Waits(torch_read.Reader):
+    """Takes so long besides."""
+
+    def launch(self, *tensors, **layer):
+        super().launch(*tensors, **layer)
+        time.sleep(self.spec.params["wait_s"])
+
+
+SWEEP = dataclasses.replace(QUICK, sweep=True, power="none")
+
+
+def sweep(*readers):
+    """Records of all variants, by what each waits, and what was told of each by number."""
+    registry, said = Registry([*readers, FLOOR]), []
+    session = Session(SWEEP, registry, "cpu")
+    variants = [variant for entry in registry.entries(roles=("reader",)) for variant in entry.variants()]
+    records = session.measure([CASE], variants, lambda doing, row: said.append((doing, row)))
+    return {record.params.get("wait_s"): record for record in records}, said
+
+
+def waits(*seconds):
+    return dataclasses.replace(READS, name="toy.waits", prepare=f"{__name__}:Waits", params={"wait_s": seconds})
+
+
+def test_a_sweep_visits_the_best_two_readers_of_a_case():
+    """All are tried by one visit, on the inputs that are timed, which says why the others have no time; each has a record."""
+    liar = dataclasses.replace(READS, name="toy.liar", prepare=f"{__name__}:MissesABit")
+    records, said = sweep(waits(9e-3, 0.0, 6e-3, 2e-3), liar)
+
+    assert {wait for wait, record in records.items() if record.status == "ok"} == {9e-3, 0.0, 6e-3, 2e-3}
+    assert {wait for wait, record in records.items() if record.launch_s} == {0.0, 2e-3}
+    assert all(len(records[wait].launch_s.samples) >= 2 and records[wait].floor_s for wait in (0.0, 2e-3))
+    for wait in (9e-3, 6e-3):
+        said_of_it = records[wait].ledger["timed"]
+        assert said_of_it.startswith("not timed: 2 readers were faster in one visit each (this one: 0.0")
+    assert (records[None].status, "the checksum of what was read is " in records[None].reason) == ("wrong", True)
+    assert all(set(record.check) == {"timed"} for record in records.values())
+    assert [row for doing, row in said if doing.startswith("ceiling ")] == [0, 1, 2, 3, 4]
+    assert {row for doing, row in said if ", visit " in doing} == {1, 3, None}
+
+
+@pytest.mark.parametrize("times", [2, 9])
+def test_a_visit_with_the_clock_held_down_does_not_cost_a_reader_its_place(monkeypatch, times):
+    """It is tried again, a few times; one whose every visit was such says so."""
+
+    def visit(self, real=Row.visit):
+        if self.discarded == times:
+            return real(self)
+        self.discarded += 1
+        return True
+
+    monkeypatch.setattr(Row, "visit", visit)
+    (record,) = sweep(waits(0.0))[0].values()
+
+    assert record.status == "ok"
+    if times == 2:
+        assert len(record.launch_s.samples) >= 2
+    else:
+        assert (record.launch_s, record.flags) == (None, ("no time: every one of 3 visits was throttled",))
 
 
 def test_progress_tells_what_is_done_and_to_which_row():

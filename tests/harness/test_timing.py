@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from harness import selftest, timing
 from harness.device import find_device
+from harness.hazards import PLAIN
+from harness.ops.attention import AttentionCase
+from harness.ops.attention_tensors import AttentionOperator
+from harness.ops.layouts import HND
+from harness.registry import Entry, Impl
+from harness.row import Row
 from harness.timing import BURST, VISIT_S, WallTimer, host_seconds, make_timer, plan_seconds
 
 CPU = find_device("cpu")
@@ -244,3 +251,21 @@ def test_running_for_a_while_counts_its_launches(gpu):
     assert launches == len(log)
     assert 1000 <= launches <= 1200
     assert len(looks) >= 5
+
+
+@pytest.mark.parametrize(
+    ("role", "seconds"),
+    [("implementation", (5e-6, 3e-6)), ("control", (5e-6, 3e-6)), ("reader", (None, None)), ("floor", (None, None))],
+)
+def test_host_time_is_of_rows_and_not_of_what_stands_beside_them(gpu, role, seconds):
+    """Eight readers a case are tried in every run; how long they keep the host nobody asks."""
+    case = AttentionCase(name="tiny", num_q_heads=1, num_kv_heads=1, head_dim=8, block_size=4, seq_lens=(5,), dtype="f32")
+    impl = Impl(name="toy.any", op="attention", prepare="toys:prepare", role=role, devices=("cuda",))
+    row = Row(case, Entry(impl, HND), gpu.device, None)
+    row.prepared = SimpleNamespace(plan=lambda step: gpu.launch(3e-6)(), launch=lambda *_: gpu.launch(5e-6)(), ledger={})
+    row.trial = SimpleNamespace(damage=lambda staged: None)
+    staged = AttentionOperator().build(case, PLAIN, layers=2, device="cpu").stage(HND)
+
+    assert row.make_timer(lambda: staged), row.reason
+    assert (row.fields.get("host_s"), row.fields.get("plan_host_s")) == pytest.approx(seconds)
+    assert row.fields["plan_s"].median == pytest.approx(3e-6)
