@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from harness.channel import Channel, serve
-from harness.device import revision
+from harness.device import find_device, revision
 from harness.names import UsageError
 from harness.ops import case_from_json
 from harness.options import Options
@@ -50,6 +50,7 @@ def _work(parent: Channel) -> None:
 def _serve(asked: dict[str, Any], lines: Iterator[dict[str, Any]], parent: Channel) -> None:
     """Work through the cases that come, one after the other."""
     tree, tell = Path(asked["tree"]), parent.tell
+    find_device(asked["device"]).make_current()  # before users' files are run: what they make on "cuda" is to lie there
     registry = registry_of(tree, asked["impl_files"])
     session = _ArmSession(asked, registry, parent, lines)
     version, impls = revision(tree.resolve()), [impl.name for impl in registry if impl.role == "implementation"]

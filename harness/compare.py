@@ -163,6 +163,9 @@ def _labels(pair: Pair, verdict: str) -> tuple[str, ...]:
             labels.append("kernel changed")
         elif verdict in ("SLOWER", "FASTER"):
             labels.append("environment: the kernel's binary is the same")
+    gpus = {record.unit.get("uuid") for record in (old, new)}
+    if verdict != "SAME" and len(gpus) == 2 and None not in gpus:
+        labels.append("another GPU of the kind")
     labels += [f"{name} {_shown(a)} -> {_shown(b)}" for name, a, b in changes(old.params, new.params)]
     labels += [flag for flag in new.flags if flag not in old.flags and not flag.startswith(("workspace", "energy"))]
     return tuple(labels)

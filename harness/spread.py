@@ -132,9 +132,17 @@ class Spread:
             texts = set(errors.values())
             raise UsageError(texts.pop() if len(texts) == 1 else "; ".join(f"{name}: {why}" for name, why in errors.items()))
         lanes = [lane for lane in self._threads if lane in found]
+        self._refuse_shared({lane.name: found[lane]["device"].get("uuid") for lane in lanes})
         for lane in lanes:
             self._take_in(lane, found[lane])
         return lanes[::-1]
+
+    def _refuse_shared(self, uuids: Mapping[str, str | None]) -> None:
+        """Raise UsageError where two lanes have one GPU, under two names or from two nodes: they would time each other."""
+        whose: dict[str, str] = {}
+        for name, uuid in uuids.items():
+            if uuid and whose.setdefault(uuid, name) != name:
+                raise UsageError(f"{self._crew.option}: {whose[uuid]} and {name} are one GPU, {uuid}; name it once")
 
     def _take_in(self, lane: Lane, facts: Facts) -> None:
         """Add a lane's facts to the run's. Raises UsageError where its device or toolchain is another one."""

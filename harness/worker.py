@@ -59,8 +59,10 @@ class _Desk:
 
 
 def _session(asked: dict[str, Any]) -> Any:
+    from harness.device import find_device
     from harness.options import Options
     from harness.session import Session
 
+    find_device(asked["device"]).make_current()  # before users' files are run: what they make on "cuda" is to lie there
     registry = default_registry(asked["impl_files"], rehearsed=True)
     return Session(Options(**asked["options"]), registry, asked["device"], run=asked["run"], isolated=True)

@@ -15,6 +15,7 @@ from harness.ceilings import Read, fastest_readers, load_ceilings, save_ceilings
 from harness.commands.run import add_how, execute
 from harness.commands.selection import add_selection, cases_of, entries_of, registry_of
 from harness.commands.tune import print_best
+from harness.machine import devices_of
 from harness.names import UsageError
 from harness.ops.case import Case
 from harness.record import Record
@@ -60,10 +61,13 @@ def _is_its_layout(case: Case, entry: Entry) -> bool:
 
 
 def _print_known(arguments: argparse.Namespace) -> bool:
-    """Print what is known of the device; False where nothing is."""
+    """Print what is known of the device, the first of several; False where nothing is, or the device is a cluster's."""
     from harness.device import find_device
 
-    known, problems = load_ceilings(find_device(arguments.device).slug)
+    if arguments.engine != "local":
+        return False
+    device = arguments.device if arguments.devices is None else devices_of(arguments.devices, is_timed=True)[0]
+    known, problems = load_ceilings(find_device(device).slug)
     for problem in problems:
         print(f"pagedbench: {problem}", file=sys.stderr)
     if not known:

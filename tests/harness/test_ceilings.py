@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
+from types import SimpleNamespace
 
 import pytest
 
 from harness import cli
 from harness.ceilings import chunk_bytes, estimate, fastest_readers, hold_against, load_ceilings, save_ceilings
+from harness.device import find_device
 from harness.ops.attention import AttentionCase
 from harness.record import Record, Samples
 
@@ -115,6 +117,31 @@ def test_the_sweep_is_measured_once(tmp_path, monkeypatch, capsys):
     assert "kept:" not in some  # the best of some readers is not that of all
     assert cli.main([*arguments, "--again"]) == 0
     assert "kept:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "slug"),
+    [([], "first"), (["--device", "cuda:1"], "cuda-1"), (["--devices", "cuda:1,cuda:0"], "cuda-1"), (["--devices=cpu"], "cpu")],
+    ids=str,
+)
+def test_what_is_printed_is_known_of_the_device_that_was_named(tmp_path, monkeypatch, capsys, words, slug):
+    """Of the first of several."""
+    monkeypatch.chdir(tmp_path)
+    save_ceilings([dataclasses.replace(record, device=slug) for record in SWEEP])
+    monkeypatch.setattr("harness.device.find_device", lambda name: SimpleNamespace(slug=(name or "first").replace(":", "-")))
+
+    assert cli.main(["ceiling", *words]) == 0
+    assert f"{slug}, measured 2026-11-30" in capsys.readouterr().out
+
+
+def test_what_a_cluster_reads_is_not_known_here(tmp_path, monkeypatch):
+    """The driver's own device may be of another kind, or none."""
+    monkeypatch.chdir(tmp_path)
+    save_ceilings([dataclasses.replace(record, device=find_device("cpu").slug) for record in SWEEP])
+    monkeypatch.setattr("harness.commands.ceiling.execute", lambda *_, **__: 7)
+
+    assert cli.main(["ceiling", "--engine", "ray", "--device", "cpu"]) == 7
+    assert cli.main(["ceiling", "--device", "cpu"]) == 0
 
 
 def test_only_the_sweep_can_be_measured_again(capsys):

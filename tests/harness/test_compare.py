@@ -164,6 +164,17 @@ def test_slower_with_the_same_binary_is_labelled_environment():
     assert verdict(row(), replace(slower, kernels=())).labels == ()
 
 
+def test_a_time_of_another_gpu_is_labelled():
+    """Cards of one kind are apart by more than the threshold; a row that is the SAME all the same needs no excuse."""
+    first, second = ({"name": "cuda:0", "uuid": uuid} for uuid in ("GPU-1", "GPU-2"))
+    old, slower = row(unit=first), row(seconds=105e-6, seed=1, unit=second)
+
+    assert "another GPU of the kind" in verdict(old, slower).labels
+    assert "another GPU of the kind" not in verdict(old, replace(slower, unit=first)).labels
+    assert "another GPU of the kind" not in verdict(row(), slower).labels
+    assert verdict(old, row(seed=1, unit=second)).labels == ()
+
+
 def test_changed_parameters_and_new_doubts_are_labelled():
     old = row(params={"splits": 0}, flags=("never converged: x",))
     new = row(params={"splits": 4, "warps": 8}, flags=("never converged: x", "timers disagree: y"), seed=1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from harness import check, relations, stock, timing, trial
+from harness import arm, check, relations, stock, timing, trial, worker
 from harness.device import Device
 from harness.hazards import PLAIN
+from harness.names import UsageError
 from harness.ops import attention_staged
 from harness.ops.attention import AttentionCase
 from harness.ops.attention_tensors import AttentionOperator
@@ -811,6 +813,27 @@ def test_phases_add_up():
 
     assert {"check", "time", "inputs", "finish"} <= set(session.spent_s)
     assert all(seconds >= 0 for seconds in session.spent_s.values())
+
+
+@pytest.mark.parametrize("door", ["worker", "arm"])
+def test_users_files_are_run_when_the_gpu_is_the_current_one(monkeypatch, door):
+    """What a file makes on "cuda" when it is imported would else lie on the first GPU, whichever one its rows are run on."""
+    done = []
+
+    def files(*_, **__):
+        done.append("files")
+        raise UsageError("enough")
+
+    found = SimpleNamespace(make_current=lambda: done.append("current"))
+    monkeypatch.setattr("harness.device.find_device", lambda name: done.append(name) or found)
+    monkeypatch.setattr(arm, "find_device", lambda name: done.append(name) or found)
+    monkeypatch.setattr(worker, "default_registry", files)
+    monkeypatch.setattr(arm, "registry_of", files)
+    asked = {"impl_files": ["mine.py"], "device": "cuda:1", "options": {}, "run": "r", "tree": "."}
+    with pytest.raises(UsageError, match="enough"):
+        worker._session(asked) if door == "worker" else arm._serve(asked, iter([]), SimpleNamespace(tell=None))
+
+    assert done == ["cuda:1", "current", "files"]
 
 
 def test_a_session_makes_its_gpu_the_current_one(monkeypatch):

@@ -282,6 +282,22 @@ def test_whoever_stops_listening_leaves_no_lane(how):
     assert crew.is_closed
 
 
+def test_two_lanes_on_one_gpu_are_refused():
+    """Whatever each calls it: they would time each other. Lanes whose devices have no UUID, as CPUs, may share."""
+    crew = ToyCrew(lanes=(("x", {}), ("y", {}), ("z", {})))
+    for lane, uuid in zip(crew.given, ("GPU-1", "GPU-2", "GPU-1"), strict=True):
+        lane.facts["device"]["uuid"] = uuid
+
+    with pytest.raises(UsageError, match="--toys: x and z are one GPU, GPU-1; name it once"):
+        list(Spread(work(), crew).records())
+    assert (crew.handed, crew.is_closed) == ([], True)
+
+    crew = ToyCrew()
+    for lane in crew.given:
+        lane.facts["device"]["uuid"] = ""
+    assert len(list(Spread(work(), crew).records())) == len(ALL)
+
+
 def test_a_unit_is_the_device_and_its_uuid():
     assert unit_of({"name": "cuda:1", "uuid": "GPU-7", "slug": "toy"}) == {"name": "cuda:1", "uuid": "GPU-7"}
     assert unit_of({"name": "cpu", "uuid": ""}) == {"name": "cpu"}
