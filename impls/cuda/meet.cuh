@@ -14,6 +14,3 @@ __device__ __forceinline__ unsigned count_arrival(unsigned* arrived) {
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
     return before;
 }
-
-// Have `x` worked out here, and not where it is used.
-__device__ __forceinline__ void keep(int& x) { asm volatile("" : "+r"(x)); }

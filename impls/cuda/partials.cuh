@@ -4,6 +4,7 @@
 //   partial    of a row, one head of one query token: most, the maximum of its scores (log2); total, of exp2(score - most); sums, of that * value
 #pragma once
 
+#include "loads.cuh"
 #include "meet.cuh"
 #include "paged.cuh"
 #include "shares.cuh"
@@ -68,7 +69,7 @@ template <int kMerged = kTeam> __device__ inline Merged merge_team(const Partial
 }
 
 // How partials of other shares are counted and read; what it costs is waiting, too.
-//   FENCES    as any thread sees them
+//   FENCES    by a counting between two fences
 //   RELEASE   by one counting that releases and acquires; where they are is worked out before the tiles
 enum Closing { FENCES, RELEASE };
 #ifdef PA_CLOSING
@@ -124,7 +125,8 @@ struct Holding {
     // The same, worked out here and not where it is used.
     __device__ Holding kept() const {
         Holding kept = *this;
-        keep(kept.spread.first_column), keep(kept.spread.last_column), keep(kept.place);
+        kept.spread.first_column = opaque(spread.first_column), kept.spread.last_column = opaque(spread.last_column);
+        kept.place = opaque(place);
         return kept;
     }
 };

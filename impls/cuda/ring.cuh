@@ -9,6 +9,7 @@
 #pragma once
 
 #include "mbarrier.cuh"
+#include "meet.cuh"
 #include "solo.cuh"
 
 // Specialised by tensor_core.py.
@@ -125,7 +126,7 @@ struct Ring : Cursor {
     // Give the stage back, which all lanes of the crew have read, for a tile to come.
     __device__ void refill() {
         if constexpr (kCrew == 1) __syncwarp();
-        else asm volatile("bar.sync %0, %1;" ::"r"(1 + kTeams + crew), "n"(kCrew * 32) : "memory");
+        else meet<kCrew * 32>(1 + kTeams + crew);
         fill(stage);
         if (++stage == kStages) stage = 0, parity ^= 1;
     }

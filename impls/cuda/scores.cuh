@@ -7,6 +7,7 @@
 // Scores are in units of log2.
 #pragma once
 
+#include "fast.cuh"
 #include "query.cuh"
 
 // Specialised by tensor_core.py.
@@ -23,17 +24,6 @@ __device__ inline float cache_scale(const float* scales, int kv_head) {
 __device__ inline float scale_of(float scale, const Layer& layer, int kv_head) {
     const float unit = kSoftcap ? 2.0f * kLog2e / kCap : kLog2e;
     return fabsf(scale) * unit * cache_scale(layer.k_scale, kv_head);
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-__device__ __forceinline__ float inverse_fast(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Of a lane's rows: lane % 4 * 2 and the next of each 8.

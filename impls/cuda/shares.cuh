@@ -143,11 +143,7 @@ __device__ inline void list_sequences(
             if constexpr (kRole == OWN) first = num_tokens - num_queries >= first ? first : 0;
         }
         const int tiles = line_tiles_of(Sequence(0, num_tokens, num_queries, first));
-        int sum = tiles;    // of the lanes up to this one
-        for (int offset = 1; offset < 32; offset *= 2) {
-            const int below = __shfl_up_sync(0xffffffffu, sum, offset);
-            if (lane >= offset) sum += below;
-        }
+        const int sum = sum_up_to(tiles);
         if (lane == 31) by_warp[warp] = sum;
         __syncthreads();
         int past = before;

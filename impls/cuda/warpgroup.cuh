@@ -7,6 +7,7 @@
 //              weights have the same relative precision wherever they lie.
 #pragma once
 
+#include "fast.cuh"
 #include "stages.cuh"
 
 // Specialised by prefill.py.
@@ -72,14 +73,14 @@ struct Rows {
             largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
             const bool raise = (largest - most[r]) * scale > kSlack;    // -inf - -inf is NaN: not raised
             const float base = (raise ? largest : most[r]) * scale, minus = base == -CUDART_INF_F ? 0.0f : -base;
-            keep[r] = raise ? power_of_two(fmaf(most[r], scale, minus)) : 1.0f;
+            keep[r] = raise ? exp2_fast(fmaf(most[r], scale, minus)) : 1.0f;
             most[r] = raise ? largest : most[r];
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < kTile / 8; ++i) {
 #pragma unroll
                 for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                    scores[4 * i + e] = power_of_two(fmaf(scores[4 * i + e], scale, minus));
+                    scores[4 * i + e] = exp2_fast(fmaf(scores[4 * i + e], scale, minus));
                     sum += scores[4 * i + e];
                 }
             }

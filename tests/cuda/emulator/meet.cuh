@@ -4,4 +4,3 @@
 template <int kThreads> static void meet(int id) { numbered[id].wait(kThreads); }
 template <int kThreads> static void pass_by(int id) { numbered[id].pass(kThreads); }
 static unsigned count_arrival(unsigned* arrived) { return atomicAdd(arrived, 1u); }
-static void keep(int&) {}

@@ -120,7 +120,6 @@ static void finish(float x, unsigned) { REQUIRE(!(x < 0)); }
 static void see_copies() { unseen[threadIdx.x] = false; }
 template <int> static void give_registers() {}
 template <int> static void take_registers() {}
-static float power_of_two(float x) { return std::exp2(x); }
 
 static void begin_all_products(int threads) {
     queues.assign(threads / 128, {}), finished.assign(threads / 128, 0), begun.assign(threads, {});
