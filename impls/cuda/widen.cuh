@@ -1,6 +1,7 @@
 // widen.cuh -- elements of K and V as they are multiplied: those of quantised caches become f16, exactly.
 #pragma once
 
+#include "e4m3.cuh"
 #include "paged.cuh"
 
 template <typename A, typename B> constexpr bool kIsSame = false;
@@ -19,14 +20,6 @@ constexpr bool kE4m3 = false;
 // e4m3 is converted from sm_89 on. Before, its bits become those of an f16 that is 2^8 times smaller, subnormals included.
 constexpr bool kByShift = kE4m3 && __CUDA_ARCH__ < 890;
 constexpr float kUnit = kByShift ? 256.0f : 1.0f;    // what a widened element is to be multiplied by
-
-// Two e4m3, the lower or the upper half of a register, as two f16.
-template <int kHalf> __device__ __forceinline__ unsigned widen_e4m3(unsigned four) {
-    unsigned pair;
-    if constexpr (kHalf == 0) asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a; }" : "=r"(pair) : "r"(four));
-    else asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, b; }" : "=r"(pair) : "r"(four));
-    return pair;
-}
 
 // Two elements, the lower or the upper half of a register, as two f16.
 template <int kHalf> __device__ __forceinline__ unsigned widen(unsigned four) {

@@ -25,7 +25,7 @@ extern "C" const char* run(int ctas, int threads, void** with, unsigned seed) {{
 
 
 #: of CUDA, which the kernels include
-HEADERS = ("cuda_bf16.h", "cuda_fp16.h", "math_constants.h")
+HEADERS = ("cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h", "math_constants.h")
 
 
 def why_missing() -> str | None:

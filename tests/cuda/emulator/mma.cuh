@@ -6,13 +6,13 @@
 template <typename T> constexpr bool kIsF16 = kIsSame<T, __half>;
 
 static float to_float_bits(unsigned bits) {
-    Scalar x;
+    Factor x;
     const uint16_t low = bits;
     memcpy(&x, &low, 2);
     return to_float(x);
 }
 static unsigned pack(float low, float high) {
-    Scalar two[2];
+    Factor two[2];
     from_float(two[0], low), from_float(two[1], high);
     unsigned packed;
     memcpy(&packed, two, 4);

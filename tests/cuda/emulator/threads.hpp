@@ -33,6 +33,8 @@ static std::mt19937 chance;
 
 static int min(int a, int b) { return std::min(a, b); }
 static int max(int a, int b) { return std::max(a, b); }
+static unsigned min(unsigned a, unsigned b) { return std::min(a, b); }
+static unsigned max(unsigned a, unsigned b) { return std::max(a, b); }
 static int __popc(unsigned x) { return __builtin_popcount(x); }
 static unsigned __byte_perm(unsigned x, unsigned y, unsigned selection) {
     unsigned bytes = 0;
@@ -41,6 +43,11 @@ static unsigned __byte_perm(unsigned x, unsigned y, unsigned selection) {
         bytes |= ((which < 4 ? x : y) >> which % 4 * 8 & 0xff) << 8 * i;
     }
     return bytes;
+}
+static float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
 }
 template <typename T> static T __ldg(const T* from) { return *from; }
 template <typename T> static T __ldcg(const T* from) { return *from; }

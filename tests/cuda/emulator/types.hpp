@@ -39,6 +39,20 @@ inline __half __float2half_rn(float x) {
     return {static_cast<uint16_t>(sign | (((exponent + 14) << 10) + fraction))};
 }
 
+struct __nv_fp8_e5m2 {
+    uint8_t bits;    // the upper half of an f16
+    operator float() const { return __half2float({static_cast<uint16_t>(bits << 8)}); }
+};
+struct __nv_fp8_e4m3 {
+    uint8_t bits;
+    operator float() const {
+        const int exponent = bits >> 3 & 15, fraction = bits & 7;
+        const float x = exponent == 15 && fraction == 7
+                            ? NAN : std::ldexp(float(exponent ? fraction + 8 : fraction), (exponent ? exponent : 1) - 10);
+        return bits >> 7 ? -x : x;
+    }
+};
+
 struct __nv_bfloat16 { uint16_t bits; };
 inline float __bfloat162float(__nv_bfloat16 h) {
     const uint32_t bits = static_cast<uint32_t>(h.bits) << 16;
