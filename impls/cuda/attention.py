@@ -101,6 +101,8 @@ class Attention:
     """A prepared attention kernel: takes a step's tables, and launches on tensors that fit them.
 
     A subclass sets `kernels` and `workspace_bytes`, and in `_enqueue` launches with the values of `SIGNATURE`.
+
+    It is one thread's and one stream's at a time: launches share the buffer of their parameters, and some a workspace.
     """
 
     workspace_bytes: int = 0

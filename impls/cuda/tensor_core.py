@@ -184,7 +184,10 @@ def choose_team(spec: AttentionSpec, parts: int, num_sms: int, most: int, is_bul
 
 
 def choose_solo(spec: AttentionSpec, parts: int, num_sms: int) -> int:
-    """Leave short sequences to single warps where a pool of this size says that many must be short, if all are there."""
+    """Leave short sequences to single warps where a pool of this size says that many must be short, if all are there, and no
+    end of a launch is asked for that is without them."""
+    if spec.params.get("opening") == "quick" or spec.params.get("closing") == "release":
+        return 0
     average = spec.num_blocks * spec.block_size / max(spec.max_num_seqs, 1)
     return SOLO if has_many(spec, parts, num_sms) and average <= SHORT * TILE else 0
 

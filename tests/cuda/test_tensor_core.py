@@ -87,6 +87,8 @@ def test_teams_follow_from_capacities(spec, team):
         pytest.param(spec_of(16, 512), 0, id="one sequence a CTA"),
         pytest.param(spec_of(8192, 64), 0, id="so many that the list would take the room of warps"),
         pytest.param(spec_of(256, 65536, fill=1 / 205, params={"solo": 0}), 0, id="not asked for"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, params={"opening": "quick"}), 0, id="a quick opening asked for"),
+        pytest.param(spec_of(256, 65536, fill=1 / 205, params={"closing": "release"}), 0, id="a release asked for"),
         pytest.param(spec_of(1, 131072, params={"solo": 32}), 32, id="asked for"),
     ],
 )
