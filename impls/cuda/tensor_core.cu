@@ -10,7 +10,7 @@
 //   query_start_loc         [num_seqs + 1]                                           int32, at most one token a sequence
 //   seq_lens                [num_seqs]                                               int32 tokens; 0 gives out = 0, lse = -inf
 //   sums, stats, arrived    the workspace of partials.cuh
-// Work         a CTA an SM, block kWarps * 32 threads; how they share it is in shares.cuh
+// Work         at most a CTA an SM, block kWarps * 32 threads; how they share it is in shares.cuh
 //   team           kTeam warps, the same heads of one share, merged in partials.cuh
 //   warp           its own ring of kStages stages, each a tile of K and V, filled by copies that it issues itself: ring.cuh;
 //                  or a tile in registers, as 16-byte loads bring it: fragments.cuh

@@ -49,7 +49,7 @@ class Teams:
     """How a kernel's warps share the work.
 
     heads     query heads of a warp; `parts` warps, of different teams, share a larger group
-    warps     of a CTA, of which there is one an SM
+    warps     of a CTA, of which there is at most one an SM
     stages    of a warp's ring, each a tile of K and V; 0 without one
     team      warps that share a segment of a sequence: a divisor of `warps`
     copy      how a warp's tiles come: to its ring by "bulk" copies of whole runs, or 16 bytes a lane, "async"; to registers by
@@ -276,7 +276,7 @@ def shared_bytes(shape: Shape, heads: int, warps: int, stages: int, max_num_seqs
 
 
 class TensorCore(Attention):
-    """One CTA an SM, whatever the step is."""
+    """At most one CTA an SM, as many whatever the step is."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)

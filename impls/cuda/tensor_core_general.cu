@@ -72,8 +72,8 @@ __device__ __forceinline__ void merge_slice(
 // Merge and write, or leave for a later team, what the team's warps hold of a segment.
 __device__ __forceinline__ void finish(
     LazyAccumulator& mine, Partials& own, const Partials* partials, const Shares& shares, const Segment& segment,
-    const Holding& early, const Workspace& workspace, int column, int lane_of_heads, int team, int num_rows, float value_scale, unsigned* arrived,
-    const Output& output) {
+    const Holding& early, const Workspace& workspace, int column, int lane_of_heads, int team, int num_rows, float value_scale,
+    unsigned* arrived, const Output& output) {
     mine.leave(own, 0, value_scale);
     const int thread = threadIdx.x % (kTeam * 32);
     const Holding holding = kClosing == RELEASE ? early : Holding(shares, segment, column, lane_of_heads);
@@ -171,7 +171,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) tensor_core_general(
             if constexpr (kRole == OWN) wait_for_launch_before();    // which left the pieces' sums
             finish(
                 mine, all_partials[warp], all_partials + team * kTeam, shares, segment, early, workspace, column,
-                lane_of_heads, team, num_rows, kClosing == RELEASE ? value_scale : cache_scale(layer.v_scale, kv_head), arrived + (long long)segment.seq * num_parts + part,
+                lane_of_heads, team, num_rows, kClosing == RELEASE ? value_scale : cache_scale(layer.v_scale, kv_head),
+                arrived + (long long)segment.seq * num_parts + part,
                 {out, lse, kSinks ? layer.sinks + q_head : nullptr, tokens, first_row, q_head, num_q_heads, out_stride, prefix,
                  left});
             if (segment.end == end) break;

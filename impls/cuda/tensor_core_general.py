@@ -71,7 +71,7 @@ class Crews:
 
     rows      query rows of a part; `parts` cover those of a KV head
     crew      warps that share a ring and read the same tiles, each for `rows` / `crew` of the rows
-    warps     of a CTA, of which there is one an SM
+    warps     of a CTA, of which there is at most one an SM
     tile      tokens of K and V
     stages    of a crew's ring, each a tile
     team      warps that share a segment of a sequence: a multiple of `crew` that divides `warps`
@@ -237,7 +237,7 @@ def list_bytes(asked: Asked, max_num_seqs: int) -> int:
 
 
 class GeneralTensorCore(TensorCore):
-    """One CTA an SM, whatever the step is."""
+    """As TensorCore, by warps or by warpgroups."""
 
     def _choose(self, shape: Shape, arch: str) -> tuple[Any, Build]:
         from impls.cuda import verify  # it builds on this page
