@@ -94,8 +94,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make an item of each row for a test that asks for one; pytest-benchmark groups them by case."""
     if not set(_PARAMS) <= set(metafunc.fixturenames):
         return
+    timed = metafunc.config.getoption("pagedbench_benchmark")  # pytest-benchmark, whose mark it is, may be absent otherwise
     rows = [
-        pytest.param(case, entry, id=f"{case}-{entry}", marks=pytest.mark.benchmark(group=case, timer=DeviceClock()))
+        pytest.param(
+            case, entry, id=f"{case}-{entry}", marks=[pytest.mark.benchmark(group=case, timer=DeviceClock())] if timed else []
+        )
         for case, entry in matrix_of(metafunc.config).rows
     ]
     metafunc.parametrize(_PARAMS, rows, indirect=True)

@@ -119,6 +119,15 @@ def test_rows_are_checked_and_not_timed(project):
     assert not Path("results").exists()
 
 
+def test_rows_are_checked_without_pytest_benchmark(project, monkeypatch):
+    """Only times need it. In a process of its own: pytest keeps the marks that it has seen."""
+    monkeypatch.setenv("PYTHONPATH", str(HOUSE))
+    how = ("-p", "no:benchmark", "--in-process", "-p", "no:cacheprovider")
+    chosen = ("--impl-file", "kernels.py", "--case-file", "cases.json", "--case", "copy.tiny", "--impl", "toy.right[HND]")
+
+    project.runpytest_subprocess(*how, *chosen).assert_outcomes(passed=1)
+
+
 def test_only_rows_that_are_left_are_measured(project):
     """What -k leaves out is not run at all."""
     result = run(project, "--benchmark", "-k", "NHD", impls="toy.*")
