@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _PARAMS = ("paged_case", "paged_entry")
 _MATRIX = pytest.StashKey[Matrix]()
+_IDLE = "rows are chosen, but no collected test asks for `paged_record`; `--pyargs harness.test_matrix` is one that does"
+_REFUSED = "pagedbench_refused"  # what a worker of pytest-xdist hands back
 
 #: name -> (of its argument, what it chooses, whether it may be given again); the same words as `pagedbench run` takes
 _CHOICES = {
@@ -152,10 +154,19 @@ def judge(record: Record) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse a choice that no collected test would act on."""
     timed = config.getoption("pagedbench_benchmark") and not any("benchmark" in _fixtures(item) for item in items)
-    if (timed or _is_chosen(config)) and not any(map(_names, items)):
-        raise pytest.UsageError(
-            "rows are chosen, but no collected test asks for `paged_record`; `--pyargs harness.test_matrix` is one that does"
-        )
+    if not (timed or _is_chosen(config)) or any(map(_names, items)):
+        return
+    if (told := getattr(config, "workeroutput", None)) is None:
+        raise pytest.UsageError(_IDLE)
+    told[_REFUSED] = True  # a worker of pytest-xdist, whose own errors nobody sees: the process that started it raises
+    items.clear()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Refuse what a worker of pytest-xdist was to refuse."""
+    if getattr(node, "workeroutput", {}).get(_REFUSED):
+        raise pytest.UsageError(_IDLE)
 
 
 def _fixtures(item: pytest.Item) -> Sequence[str]:

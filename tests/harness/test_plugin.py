@@ -289,6 +289,19 @@ def test_rows_are_checked_in_several_processes(project, monkeypatch):
     result.assert_outcomes(passed=2, failed=2, skipped=1)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_a_choice_that_no_test_acts_on_is_wrong_usage_in_several_processes(project, monkeypatch):
+    """Only the workers collect, and the one line comes from the process that the user started."""
+    monkeypatch.setenv("PYTHONPATH", str(HOUSE))
+    project.makepyfile(test_kernels="def test_other():\n    pass")
+
+    result = project.runpytest_subprocess("-n", "2", "-p", "no:cacheprovider", "--suite", "smoke")
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert [line[:5] for line in result.errlines if line] == ["ERROR"]
+    result.stderr.fnmatch_lines(["ERROR: rows are chosen, but no collected test asks for `paged_record`*"])
+
+
 def test_a_folder_that_cannot_be_written_ends_the_run_in_one_line(project):
     """Results that would be lost are not measured."""
     Path("results").write_text("in the way")
