@@ -46,6 +46,13 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    try:
+        return _answer(argv)
+    except OSError:  # standard error is on a full disk or closed, too: the exit code is all that can be said
+        return ERROR
+
+
+def _answer(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if sys.stdout is None:  # the descriptor was closed before Python began: the next file opened would take its place
         print("pagedbench: standard output is closed; send it somewhere, if only to /dev/null", file=sys.stderr)

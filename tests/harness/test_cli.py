@@ -345,6 +345,15 @@ def test_without_standard_output_there_is_one_line():
     assert done.stderr == "pagedbench: standard output is closed; send it somewhere, if only to /dev/null\n"
 
 
+@pytest.mark.parametrize("words", [("list",), ("list", "--impl", "nope")], ids=" ".join)
+def test_a_log_on_a_full_disk_is_a_fault_of_the_harness(words):
+    """`pagedbench list > log 2>&1`: what cannot be said is still not exit code 1, "something is wrong"."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-m", "harness", *words], cwd=HOUSE, stdout=full, stderr=full, timeout=60)
+
+    assert done.returncode == 2
+
+
 def test_names_of_folders_do_not_steer_the_terminal(here, capsys):
     """--out holds an escape code and a line end: one clean line says where records are; errors are cleaned alike."""
     check("toy.right", "--out", "runs\x1b[31m\nx")
