@@ -113,6 +113,11 @@ def setup_of(arguments: argparse.Namespace, run: str, sides: tuple[Side, Side]) 
 
 def _duel(arguments: argparse.Namespace, rows: Sequence[Match], sides: tuple[Side, Side], names: Sequence[str]) -> int:
     """Run both arms, keep the records of each, and tell what came of it. Where that breaks off, what there is is kept."""
+    if arguments.out is not None:  # what cannot be written is refused before it is measured
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write results to {arguments.out}: {error}") from error
     folder = new_run(arguments.runs_dir)
     with Progress(arguments.rounds * len({match.case.name for match in rows}), quiet=arguments.json) as progress:
 

@@ -455,6 +455,16 @@ def lives(pid):
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
 
 
+def test_a_folder_of_out_that_cannot_be_is_refused_before_anything_is_measured(tmp_path, capsys):
+    """It was found out after both arms had run, in a line that named neither rule nor option."""
+    (tmp_path / "file").touch()
+    words = ["ab", "--impl", "torch.block_copy,numpy.block_copy", "--case", "edges.copy_one", "--device", "cpu"]
+
+    assert main([*words, "--runs-dir", str(tmp_path / "runs"), "--out", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith(f"pagedbench: cannot write results to {tmp_path / 'file'}: ")
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
