@@ -286,7 +286,10 @@ class TensorCore(Attention):
         from impls.cuda import prefix  # it builds on this page
 
         asked, shape = spec.params.get("ctas", 0), Shape.of(spec)
-        self._num_ctas = asked or count_sms(spec.device)
+        num_sms = count_sms(spec.device)
+        if asked > num_sms:
+            raise Unsupported(f"ctas must be at most one for each of the {num_sms} SMs (got {asked})")
+        self._num_ctas = asked or num_sms
         self._teams, built = self._choose(shape, jit.arch_of(spec.device))
         self._kernel, resources = load(built, spec.device, shape.signature + OWN_SIGNATURE)
         self.kernels = (resources,)

@@ -345,6 +345,13 @@ def test_ctas_are_those_that_have_a_share_and_shares_fit_sequences(spec, teams, 
     assert (found.lanes, found.columns, found.ctas) == grid
 
 
+def test_more_ctas_than_sms_are_refused(on_cpu):
+    """Teams wait for none that are not at work yet; workspace would be taken for them."""
+    spec = spec_of(4, 64, device="cpu", params={"ctas": SMS + 1})
+    with pytest.raises(Unsupported, match=r"ctas must be at most one for each of the 132 SMs \(got 133\)"):
+        tensor_core.prepare(spec)
+
+
 @pytest.mark.parametrize("changes", [{}, {"sinks": True}], ids=["plain", "sinks"])
 def test_each_launch_passes_its_plan_its_tensors_and_its_stream(on_cpu, changes):
     """Byte for byte, in whatever order plans and tensors come and return, new ones at the same addresses among them."""
