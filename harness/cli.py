@@ -7,11 +7,13 @@ Exit codes: 0 good; 1 something of ours is wrong or slower; 2 wrong usage, nothi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 from harness import __version__
 from harness.names import UsageError, nearest
@@ -49,7 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _answer(argv)
     except OSError:  # standard error is on a full disk or closed, too: the exit code is all that can be said
+        _say_no_more(sys.stdout, sys.stderr)
         return ERROR
+
+
+def _say_no_more(*streams: TextIO) -> None:
+    """Let what is still to be written go nowhere: Python tries again as it ends, and what fails then is its exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        with contextlib.suppress(OSError, ValueError):  # it stands for no descriptor
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _answer(argv: Sequence[str] | None) -> int:
@@ -67,7 +79,7 @@ def _answer(argv: Sequence[str] | None) -> int:
         print("pagedbench: interrupted", file=sys.stderr)
     except BrokenPipeError:
         # Whoever read our output has gone; there is nobody to tell, and Python must not try again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_no_more(sys.stdout)
     except OSError as error:
         _complain(error)
     except Exception:
