@@ -97,33 +97,35 @@ class Apart:
         return self.crossed**2 / min(counts) if all(counts) else self.alone**2
 
 
-#: By device kind, from A/A arms of `pagedbench calibrate` (docs/regressions.md).
-APART: Mapping[str, Apart] = {
-    "cuda": Apart(alone=0.004, crossed=0.0015, freedom=234),
-    "cpu": Apart(alone=0.01, crossed=0.005, freedom=32),
-}
+#: By device kind, from A/A arms of `pagedbench calibrate` (docs/regressions.md). On a CPU it makes no difference who starts:
+#: there rounds are samples of one kind.
+APART: Mapping[str, Apart] = {"cuda": Apart(alone=0.004, crossed=0.0015, freedom=234)}
 
 
-def paired(rounds: Sequence[Sequence[tuple[float, float]]], apart: Apart) -> Difference:
+def paired(rounds: Sequence[Sequence[tuple[float, float]]], apart: Apart | None) -> Difference:
     """Compare visits taken in turn: of each round of fresh processes its (old, new) pairs, two or more in one at least.
 
-    Drift hits both of a pair and cancels. What sets the processes of a round apart does not show within it, and has one
-    sign in rounds 0, 2, ... and mostly the other in rounds 1, 3, ..., which the other arm starts: the mean of both kinds
-    is nearly free of it. What is left is `apart`, or what rounds of a kind show if that is more. Rounds of less than two
-    pairs are left out; they keep their places.
+    Drift hits both of a pair and cancels. What sets the processes of a round apart does not show within it. Where `apart`
+    is known, it has one sign in rounds 0, 2, ... and mostly the other in rounds 1, 3, ..., which the other arm starts: the
+    mean of both kinds is nearly free of it, and what is left is `apart`, or what rounds of a kind show if that is more.
+    Else the error is that of the visits or that of the rounds, whichever is larger. Rounds of less than two pairs are left
+    out; they keep their places.
     """
     levels = [_level([math.log(new / old) for old, new in pairs], 2**0.5 * RESOLUTION) if len(pairs) > 1 else None
               for pairs in rounds]  # fmt: skip
-    kinds = [[level for level in levels[start::2] if level] for start in (0, 1)]
+    kinds = [[level for level in levels[start::2] if level] for start in (0, 1)] if apart else [[x for x in levels if x]]
     found = [kind for kind in kinds if kind]
     means = [statistics.fmean(level.mean for level in kind) for kind in found]
     within = sum(level.square / len(kind) ** 2 for kind in found for level in kind) / len(found) ** 2
-    free = sum(level.freedom for kind in found for level in kind)
-    between, known = apart.square([len(kind) for kind in kinds]), apart.freedom
-    if more := sum(len(kind) - 1 for kind in found):
+    free, more = sum(level.freedom for kind in found for level in kind), sum(len(kind) - 1 for kind in found)
+    seen = 0.0
+    if more:
         off = sum((level.mean - mean) ** 2 for kind, mean in zip(found, means, strict=True) for level in kind) / more
         seen = off * sum(1 / len(kind) for kind in found) / len(found) ** 2
-        between, known = max((between, known), (seen, more))
+    if apart is None:
+        # The scatter of two rounds would have one degree of freedom, with which nothing is ever told.
+        return Difference(log_ratio=statistics.fmean(means), error=math.sqrt(max(within, seen)), freedom=free)
+    between, known = max((apart.square([len(kind) for kind in kinds]), apart.freedom), (seen, more))
     square = within + between
     return Difference(
         log_ratio=statistics.fmean(means),

@@ -319,4 +319,4 @@ def difference_of(rounds: Sequence[Pairs], device_kind: str) -> Difference | str
         return f"{sum(len(pairs) for pairs in rounds)} pairs of visits came about, two in no round; the clock was held down"
     if any(min(pair) <= 0 for pairs in rounds for pair in pairs):
         return "a visit took no time at all"
-    return paired(rounds, APART.get(device_kind, APART["cpu"]))
+    return paired(rounds, APART.get(device_kind))

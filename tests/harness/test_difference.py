@@ -92,6 +92,15 @@ def test_rounds_of_one_start_that_disagree_widen_the_interval():
     assert found.log_ratio == pytest.approx(math.log(1.02) / 4, abs=1e-4)
 
 
+def test_without_known_sides_rounds_that_disagree_widen_the_interval():
+    """On a CPU: 2.2 and 1.14 times as long, each quiet in itself, as two rounds of equal kernels were; that is no alarm."""
+    found = paired([a_round(2.2, 0), a_round(1.14, 1)], APART.get("cpu"))
+
+    assert found.error == pytest.approx(math.log(2.2 / 1.14) / 2, rel=0.02)
+    assert found.p_above(1.05) > 0.05
+    assert paired([a_round(1.0, 0), a_round(1.0, 1)], None).error < 1e-4
+
+
 def a_round(shift, seed):
     return [(1e-4, sample) for sample in visits(random.Random(seed), 1e-4 * shift, 1e-4, 8)]
 
