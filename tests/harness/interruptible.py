@@ -1,4 +1,4 @@
-"""A command that a test starts and interrupts."""
+"""Commands that a test breaks off: one that it starts and interrupts, and duels that end while they measure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import functools
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
+
+from harness.duel import Duel
 
 
 @contextlib.contextmanager
@@ -24,3 +28,18 @@ def started(words: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]
             yield running
         finally:
             running.kill()
+
+
+def broken_off(monkeypatch: pytest.MonkeyPatch, at: int, end: BaseException, kept: Callable[[], list[Any]]) -> list[Any]:
+    """Let a duel raise `end` as it is about to visit for the `at`-th time; the list returned then holds what was `kept()`."""
+    visits, found, real = [], [], Duel.alternate
+
+    def alternate(self: Duel, *given: Any) -> Any:
+        visits.append(given)
+        if len(visits) == at:
+            found.extend(kept())
+            raise end
+        return real(self, *given)
+
+    monkeypatch.setattr(Duel, "alternate", alternate)
+    return found

@@ -22,7 +22,7 @@ from harness.registry import Entry, Impl
 from harness.rooms import HOUSE
 from harness.store import load
 from harness.trees import Side, sides_of, worktree
-from tests.harness.interruptible import started
+from tests.harness.interruptible import broken_off, started
 
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
 OTHER = replace(TINY, name="copy.other", num_copies=2)
@@ -366,8 +366,6 @@ def test_a_run_that_is_broken_off_keeps_what_was_measured(tmp_path, monkeypatch,
     """Two rounds of two cases, three pairs of visits each. A round that is over is kept already when the run ends in the
     middle of the next, and so then is each case that was over; the summary's first word is that there is more to measure.
     """
-    calls, found = [], []
-
     def kept():
         """How many samples each row has, the same on both sides."""
         files = [list(tmp_path.glob(f"*/{name}.jsonl")) for name in ("old", "new")]
@@ -375,14 +373,7 @@ def test_a_run_that_is_broken_off_keeps_what_was_measured(tmp_path, monkeypatch,
         assert old == new
         return old
 
-    def alternate(self, *given, real=Duel.alternate):
-        calls.append(given)
-        if len(calls) == at:
-            found.extend(kept())
-            raise end
-        return real(self, *given)
-
-    monkeypatch.setattr(Duel, "alternate", alternate)
+    found = broken_off(monkeypatch, at, end, kept)
     words = ["ab", "--impl", "torch.block_copy,numpy.block_copy", "--case", "edges.copy_one,edges.copy_chained",
              "--visits", "3", "--device", "cpu", "--runs-dir", str(tmp_path)]  # fmt: skip
     assert main(words) == 2

@@ -14,6 +14,7 @@ from harness.calibrate import GOALS, SHARES, SPIN_S, Calibration, Score, held, s
 from harness.cli import main
 from harness.duel import NEW, OLD, Duel
 from harness.names import UsageError
+from tests.harness.interruptible import broken_off
 from tests.harness.runs import row, untimed
 from tests.harness.test_ab import STAND_IN
 
@@ -180,21 +181,12 @@ def test_a_run_that_is_broken_off_keeps_whole_trials(tmp_path, monkeypatch, caps
     """Two repeats of two rounds of two cases, each visited four times: to find its time, and at three shares. One that ends
     in the middle keeps the trials that have had both rounds; a repeat that is over is kept already.
     """
-    calls, found = [], []
-
     def kept():
         """How many trials there are, and are missing."""
         read = [json.loads(file.read_text()) for file in tmp_path.glob("*/calibration.json")]
         return [(len(data["trials"]), data["missing"]) for data in read]
 
-    def alternate(self, *given, real=Duel.alternate):
-        calls.append(given)
-        if len(calls) == at:
-            found.extend(kept())
-            raise end
-        return real(self, *given)
-
-    monkeypatch.setattr(Duel, "alternate", alternate)
+    found = broken_off(monkeypatch, at, end, kept)
     words = ["calibrate", "--impl", "torch.block_copy[HND]", "--case", "edges.copy_one,edges.copy_chained", "--device", "cpu",
              "--shares", "0,10%,20%", "--repeats", "2", "--visits", "2", "--runs-dir", str(tmp_path)]  # fmt: skip
     assert main(words) == 2
