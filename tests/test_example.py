@@ -95,6 +95,16 @@ def repository(tmp_path_factory):
     return made
 
 
+def test_its_kernel_is_right_on_all_that_a_gpu_runner_checks(repository):
+    """`ci` checks `edges` unless told otherwise, empty batches among them."""
+    command = str(repository.runner / "pagedbench" / "bin" / "pagedbench")
+    (repository.folder / "kernels.py").write_text(KERNEL)
+    chosen = "--suite edges --impl-file kernels.py --impl mine.* --device cpu --out edges"
+    done = repository.run(command, "check", *chosen.split())
+
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_kernel_passes(repository):
     """Right, and as fast as its baseline: exit 0, verdict first, and the job's summary is the same text."""
     code, said, summary = repository.gate(RIGHT)

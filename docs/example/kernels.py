@@ -19,7 +19,7 @@ class Decode(Prepared):
     def plan(self, step):
         """Keep the blocks of the step's sequences, and which of their slots hold a token."""
         block_size = self.spec.block_size
-        num_blocks = max(1, -(-max(step.host_seq_lens) // block_size))
+        num_blocks = max(1, -(-max(step.host_seq_lens, default=0) // block_size))
         slots = torch.arange(num_blocks * block_size, device=step.seq_lens.device)
         self.used = (slots < step.seq_lens[:, None])[:, None, :, None]  # [num_seqs, 1, num_slots, 1]
         # Entries past a sequence's last block may be anything: no block has such a number.
