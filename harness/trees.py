@@ -29,8 +29,15 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
     A tree with a table of ours gives its table. Files given by the user, and folders in which Python looks for modules,
     are taken from the tree where they lie within `root`; a file that the tree has not got is left out, and a folder that it
     has not got stays (an environment that lies in the checkout, as tox's do). The harness is the same on both sides.
-    Raises UsageError for a tree with no table where there are no files either.
+    Raises UsageError for a tree with no table where there are no files either, and for a file outside `root`, which would be
+    measured against itself.
     """
+    for file in impl_files:
+        if not Path(file).resolve().is_relative_to(root):
+            raise UsageError(
+                f"--impl-file {file} lies outside {root}, of which {tree} is another state: "
+                "both sides would run the same file; stand in the checkout that it belongs to"
+            )
 
     def moved(path: str) -> str:
         place = Path(path).resolve()

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("reference", nargs="?", metavar="REF",
-        help="a revision (with --impl-file: of the repository that one stands in), or a folder")  # fmt: skip
+        help="a revision (with --impl-file: of the repository one stands in), or a folder with another state")  # fmt: skip
     add_selection(parser)
     add_device(parser)
     add_rounds(parser)
@@ -77,8 +77,8 @@ def main(arguments: argparse.Namespace) -> int:
     _, cases = cases_of(arguments)
     rows = rows_of(cases, entries_of(arguments, registry))
     found = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
-    # Who brings kernels of their own compares revisions of their own repository.
-    root = (root_of(Path.cwd()) or HOUSE) if arguments.impl_file else HOUSE
+    # Who brings kernels of their own compares states of their own repository, or of the folder that they stand in.
+    root = (root_of(Path.cwd()) or Path.cwd()) if arguments.impl_file else HOUSE
     with worktree(arguments.reference, root) as tree:
         return _duel(arguments, found, sides_of(tree, root, arguments.impl_file), [arguments.reference, "this checkout"])
 

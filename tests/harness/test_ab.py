@@ -259,15 +259,21 @@ def test_another_repositorys_kernels_are_taken_from_its_other_revision(tmp_path,
         (folder / "kernels").mkdir(parents=True)
         (folder / "kernels/flash.py").touch()
     (root / "kernels/fresh.py").touch()
-    elsewhere = tmp_path / "elsewhere.py"
-    elsewhere.touch()
     monkeypatch.setattr("sys.path", [str(root), str(HOUSE), "/usr/lib"])
-    files = [str(root / "kernels/flash.py"), str(root / "kernels/fresh.py"), str(elsewhere)]
+    files = [str(root / "kernels/flash.py"), str(root / "kernels/fresh.py")]
     old, new = sides_of(tree, root, files)
 
     assert (old.tree, new.tree, new.impl_files) == (HOUSE, HOUSE, files)
-    assert old.impl_files == [str(tree / "kernels/flash.py"), str(elsewhere)]
+    assert old.impl_files == [str(tree / "kernels/flash.py")]
     assert old.path == [str(tree), str(HOUSE), "/usr/lib"]
+
+
+def test_a_file_that_would_be_measured_against_itself_is_refused(tmp_path):
+    """Of a file outside the checkout there is no other state, and a gate that finds it SAME has looked at nothing."""
+    elsewhere = tmp_path / "elsewhere.py"
+    elsewhere.touch()
+    with pytest.raises(UsageError, match=r"elsewhere\.py lies outside .*both sides would run the same file"):
+        sides_of(tmp_path / "before", tmp_path / "mine", [str(elsewhere)])
 
 
 def test_another_checkout_of_ours_gives_its_table_and_not_its_harness(repository, monkeypatch):
@@ -348,6 +354,30 @@ def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys)
     assert "Gone in this checkout: torch.block_gone." in data["notes"]
 
 
+#: A kernel of one's own, `slower` seconds longer a launch.
+OF_ONES_OWN = SLOW.partition("\n\n\nprepare")[0].replace("4e-3", "{slower}") + """
+
+from harness.registry import Impl
+
+IMPLS = (Impl(name="mine.copy", op="block_copy", prepare="mine_of_no_history:Slow"),)
+"""
+
+
+def test_a_folder_without_history_has_another_state_in_another_folder(tmp_path, monkeypatch, capsys):
+    """Where there was no git checkout, the file of the folder that one stands in stood for both, and was SAME as itself."""
+    for name, slower in (("before", "0"), ("now", "4e-3")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine_of_no_history.py").write_text(OF_ONES_OWN.replace("{slower}", slower))
+    monkeypatch.chdir(tmp_path / "now")
+    words = ["ab", "../before", "--impl-file", "mine_of_no_history.py", "--impl", "mine.copy[HND]", "--rounds", "1",
+             "--case", "edges.copy_one", "--device", "cpu", "--visits", "5", "--runs-dir", "runs", "--json"]  # fmt: skip
+
+    assert main(words) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["verdict"] == "SLOWER"
+    assert row["new_s"] > 4e-3 > row["old_s"]
+
+
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
     ("end", "at", "before", "after", "said"),
@@ -413,18 +443,20 @@ IMPLS = (Impl(name="toy.one", op="block_copy", prepare="sleepers:prepare"),)
 @pytest.mark.parametrize(
     ("words", "how", "code", "files"),
     [
-        (["ab", str(HOUSE)], signal.SIGINT, 2, ["comparison.json", "new.jsonl", "old.jsonl", "summary.md"]),
+        (["ab", "before"], signal.SIGINT, 2, ["comparison.json", "new.jsonl", "old.jsonl", "summary.md"]),
         (["calibrate", "--rounds", "1", "--repeats", "2"], signal.SIGTERM, -signal.SIGTERM, ["calibration.json"]),
     ],
 )
 def test_a_signal_leaves_what_was_measured_and_no_process(tmp_path, words, how, code, files):
     """In the second round, with real arms: SIGTERM ends the command as it ends `run`, and what was over is there."""
-    (tmp_path / "sleepers.py").write_text(SLEEPER)
-    (tmp_path / "marks").mkdir()
-    words = [*words, "--impl-file", str(tmp_path / "sleepers.py"), "--impl", "toy.one", "--case", "edges.copy_one",
+    for folder in ("before", "marks"):
+        (tmp_path / folder).mkdir()
+    for folder in (tmp_path / "before", tmp_path):
+        (folder / "sleepers.py").write_text(SLEEPER)
+    words = [*words, "--impl-file", "sleepers.py", "--impl", "toy.one", "--case", "edges.copy_one",
              "--visits", "2", "--device", "cpu", "--runs-dir", str(tmp_path / "runs")]  # fmt: skip
-    env = {**os.environ, "TOY_MARKS": str(tmp_path / "marks"), "OMP_NUM_THREADS": "1"}
-    with started(words, env=env, cwd=HOUSE) as running:
+    env = {**os.environ, "TOY_MARKS": str(tmp_path / "marks"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HOUSE)}
+    with started(words, env=env, cwd=tmp_path) as running:
         end = time.monotonic() + 60
         while not (tmp_path / "asleep").exists():
             assert running.poll() is None, running.stderr.read()
