@@ -52,8 +52,9 @@ def floor(rows: Sequence[Row], stage: Callable[[Layout], Staged]) -> list[Row]:
 
 
 def _try(row: Row, stage: Stage) -> bool:
-    """Prepare, verify by checksum, take one visit."""
-    if not (row.prepare() and checks.family(row, stage, "timed", sets=1) and row.make_timer(stage)):
+    """Prepare, verify by checksum, take one visit. Inputs first: a reader that is there before them would seem to hold them."""
+    ready = row.attempt(stage, "inputs") and row.prepare()
+    if not (ready and checks.family(row, stage, "timed", sets=1) and row.make_timer(stage)):
         return False
     while row.status == "ok" and not row.samples and row.discarded < TRIES:
         row.visit()
