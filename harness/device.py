@@ -58,6 +58,21 @@ class Device:
         if self.kind == "cuda":
             torch.cuda.synchronize(self.index)
 
+    def settle(self) -> None:
+        """Wait for all work on the device, and raise what a launch was refused for and told nobody.
+
+        A launch out of bounds (a grid of more than 65,535 in z, say) leaves its error with CUDA, which gives it to whoever
+        launches next, once.
+        """
+        if self.kind == "cuda":
+            _word(self.index).zero_()
+            torch.cuda.synchronize(self.index)
+
+
+@functools.cache
+def _word(index: int) -> torch.Tensor:
+    return torch.zeros(1, device=f"cuda:{index}")
+
 
 def find_device(wanted: str | None = None) -> Device:
     """Return the device named, or the first GPU, or the CPU. Raises UsageError for one that is not there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -78,7 +79,7 @@ class Row:
         try:
             try:
                 work()
-                self.device.synchronize()
+                self.device.settle()
             finally:
                 self._left_alone(doing)
             return self.status == "ok"
@@ -90,6 +91,9 @@ class Row:
             if isinstance(error, torch.OutOfMemoryError):
                 torch.cuda.empty_cache()
             self.end("failed", f"{doing}: {of_error(error)}")
+            # What the launch was refused for may be known to CUDA still, and is not the next row's.
+            with contextlib.suppress(Exception):
+                self.device.settle()
         finally:
             self.spent_s += _CLOCK() - begin
         return False

@@ -81,8 +81,7 @@ class Decode(Planned):
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
         self._class = FLASHINFER.load().BatchDecodeWithPagedKVCacheWrapper
-        partials = 4 * 16 * spec.max_num_seqs * spec.num_q_heads * spec.head_dim  # a tile of 16 rows in float each
-        self._floats = workspace(max(FLOAT_WORKSPACE, 2 * partials), torch.uint8, spec.device).zero_()
+        self._floats = workspace(decode_workspace(spec), torch.uint8, spec.device).zero_()
         sizes = (spec.max_num_seqs + 1, max(spec.max_num_seqs * spec.max_blocks_per_seq, 1), spec.max_num_seqs)
         self._buffers = [workspace(size, torch.int32, spec.device).zero_() for size in sizes]
         self.workspace_bytes = len(self._floats) + INT_WORKSPACE + 4 * sum(sizes)
@@ -209,6 +208,18 @@ def _require_xqa(spec: AttentionSpec) -> None:
         major = torch.cuda.get_device_capability(spec.device)[0]
         if major not in (9, 10, 12):
             raise Unsupported(f"XQA runs on sm_90, sm_100 and sm_120 (got sm_{major}x)")
+
+
+def decode_workspace(spec: AttentionSpec) -> int:
+    """Bytes that the decode wrapper lays out for partial results: under CUDA graphs for as many splits as fill the device,
+    a tile of query rows in float each, which a group of more than 16 heads makes 64 rows, of more than 64 128.
+    """
+    tile = 16 if spec.group <= 16 else 64 if spec.group <= 64 else 128
+    splits = 2 * spec.max_num_seqs
+    if torch.device(spec.device).type == "cuda":
+        num_ctas = 2 * torch.cuda.get_device_properties(spec.device).multi_processor_count
+        splits = max(splits, -(-num_ctas // spec.num_kv_heads))
+    return max(FLOAT_WORKSPACE, 4 * tile * splits * spec.num_q_heads * (spec.head_dim + 1) + 64)
 
 
 def batch_workspace(spec: AttentionSpec) -> int:
