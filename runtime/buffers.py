@@ -118,13 +118,16 @@ class StepBuffers:
         self.host = self._hosts[self.host is self._hosts[0]]
 
     def _pad(self, begin: int, end: int, num_tokens: int) -> None:
-        """Rows [begin, end) of one token that is written nowhere, and sees slot 0 of block 0: some entries want to see one."""
+        """Rows [begin, end) of one token that is written nowhere and sees no key: one that saw a key would be a sequence more.
+
+        Neighbours in the line that a kernel deals in shares of equal tiles, they would be one share's, which all wait for.
+        """
         if begin == end:
             return
         host, rows, tokens = self.host.arrays, slice(begin, end), slice(num_tokens, num_tokens + end - begin)
         host["tokens"][tokens] = host["positions"][tokens] = 0
         host["slots"][tokens] = PADDING_SLOT
-        host["seq_lens"][rows] = 1
+        host["seq_lens"][rows] = 0
         host["block_tables"][rows, 0] = 0
         host["starts"][begin + 1 : end + 1] = num_tokens + np.arange(1, end - begin + 1)
         host["states"][rows] = self._no_state

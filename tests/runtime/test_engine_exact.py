@@ -152,6 +152,29 @@ def test_a_decode_kernel_shares_a_step_with_one_for_prompts():
     assert_exact(engine, *rest)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_padding_are_nobodys(monkeypatch, name):
+    """They see no key, and what an entry leaves in them, NaN too, reaches no other row."""
+    fill, launch, used, seen = StepBuffers.fill, StepAttention.launch, [0], []
+
+    def filled(self, batch, num_rows):
+        fill(self, batch, num_rows)
+        used[0] = batch.num_tokens
+        seen.extend(self.host.arrays["seq_lens"][len(batch.rows) : num_rows].tolist())
+
+    def launched(self, *args):
+        out = launch(self, *args)
+        out[used[0] :] = torch.nan
+        return out
+
+    monkeypatch.setattr(StepBuffers, "fill", filled)
+    monkeypatch.setattr(StepAttention, "launch", launched)
+    engine, *rest = serve(name, arrivals=(0, 3, 9, 10, 20, 45))
+
+    assert set(seen) == {0}
+    assert_exact(engine, *rest)
+
+
 # The tests above can fail
 
 
