@@ -17,11 +17,13 @@ from tabulate import tabulate
 
 from harness.names import UsageError
 from harness.registry import Unsupported
+from harness.words import of_error
+from runtime.attention import NAME
 from runtime.engine import Engine
 from runtime.model import Model, load
 from runtime.requests import InvalidRequest, Sampling
 
-#: of the logits' relative L2, from which on the exit code is 1
+#: of the relative L2 of any token's logits, from which on the exit code is 1
 ALLOWED = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2}
 DTYPES = tuple(ALLOWED)
 
@@ -46,6 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Compare and print; returns the exit code, 1 where the logits differ by more than the type accounts for."""
     from harness.device import find_device
 
+    if arguments.attention == NAME:
+        raise UsageError(f"--attention {NAME} is the engine's own: name transformers', sdpa or eager")
     for name in ("tokens", "chunk", "block_size"):
         if getattr(arguments, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(arguments, name)})")
@@ -53,12 +57,12 @@ def main(arguments: argparse.Namespace) -> int:
     device.make_current()
     model = load(arguments.model, dtype=arguments.dtype, device=device.name)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, arguments.tokens)
+    wanted = reference(arguments, device.name, tokens)
     try:
         found = {"prompt": through_engine(model, arguments, tokens, arguments.chunk)}
         found["decode"] = through_engine(model, arguments, tokens, 1)
     except (InvalidRequest, Unsupported) as error:
         raise UsageError(f"align: {error}") from error
-    wanted = reference(arguments, device.name, tokens)
     print(table(wanted, found))
     worst = torch.stack([relative(states["logits"], wanted["logits"]).max() for states in found.values()]).max().item()
     print(f"\nlogits: relative error {worst:.2e}, allowed {ALLOWED[arguments.dtype]:g} in {arguments.dtype}")
@@ -68,14 +72,17 @@ def main(arguments: argparse.Namespace) -> int:
 def reference(arguments: argparse.Namespace, device: str, tokens: np.ndarray[Any, Any]) -> States:
     """What transformers' own attention makes of the tokens; products are apart, as a checkpoint has them."""
     module = load(arguments.model, dtype=arguments.dtype, device=device, fuse=False).module
-    module.set_attn_implementation(arguments.attention)
-    with torch.inference_mode(), watched(module) as states:
-        logits = module(torch.from_numpy(tokens)[None].to(device), use_cache=False).logits[0]
-    return {**{name: torch.cat(parts) for name, parts in states.items()}, "logits": logits[-1:]}
+    try:
+        module.set_attn_implementation(arguments.attention)
+        with torch.inference_mode(), watched(module) as states:
+            logits = module(torch.from_numpy(tokens)[None].to(device), use_cache=False).logits[0]
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"--attention {arguments.attention}: {of_error(error)}") from error
+    return {**{name: torch.cat(parts) for name, parts in states.items()}, "logits": logits}
 
 
 def through_engine(model: Model, arguments: argparse.Namespace, tokens: np.ndarray[Any, Any], chunk: int) -> States:
-    """What the engine makes of them, `chunk` tokens a step. The last token's logits alone are computed."""
+    """What the engine makes of them, `chunk` tokens a step. It computes the last token's logits; others are made here."""
     engine = Engine(
         model, block_size=arguments.block_size, num_blocks=-(-(len(tokens) + 1) // arguments.block_size) + 1,
         max_model_len=len(tokens) + 1, max_num_seqs=1, max_num_tokens=chunk, impl=arguments.impl, prefill=arguments.prefill,
@@ -86,7 +93,10 @@ def through_engine(model: Model, arguments: argparse.Namespace, tokens: np.ndarr
             engine.generate([tokens], Sampling(max_tokens=1))
     finally:
         engine.close()
-    return {**{name: torch.cat(parts) for name, parts in states.items()}, "logits": logits[-1][-1:]}
+    outputs = {name: torch.cat(parts) for name, parts in states.items()}
+    with torch.inference_mode():
+        others = model.logits(model.module.model.norm(outputs[f"layer {len(model.module.model.layers) - 1}"][:-1]))
+    return {**outputs, "logits": torch.cat([others, logits[-1][-1:]])}
 
 
 @contextmanager

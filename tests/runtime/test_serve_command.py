@@ -262,6 +262,24 @@ def test_align_sees_wrong_attention(monkeypatch, capsys):
 
 
 @needs_transformers
+def test_align_sees_what_no_later_token_reads(monkeypatch, capsys):
+    """The last layer's output of a token in the middle of a prompt: exit code 1."""
+    launch, calls = StepAttention.launch, []
+
+    def one_wrong(self, query, *tensors):
+        calls.append(len(query))
+        out = launch(self, query, *tensors)
+        if len(query) == 20 and len(calls) % 3 == 0:  # of three layers
+            out[5] *= 0.9
+        return out
+
+    monkeypatch.setattr(StepAttention, "launch", one_wrong)
+
+    assert run(align, "qwen3-tiny", "--device", "cpu", "--tokens", "20") == 1
+    assert 20 in calls
+
+
+@needs_transformers
 def test_align_takes_no_nan_for_agreement(monkeypatch, capsys):
     """In steps of one token alone: the other way through the engine is right."""
     launch = StepAttention.launch
@@ -282,6 +300,9 @@ def test_align_takes_no_nan_for_agreement(monkeypatch, capsys):
         (("--block-size", "0"), "--block-size must be at least 1"),
         (("--tokens", "5000"), "must be at most 4096 together"),
         (("--impl", "cuda.per_token"), "runs on cuda only"),
+        (("--attention", "nonsense"), "--attention nonsense: ValueError: .*nonsense"),
+        (("--attention", "paged|sdpa"), "--attention paged"),
+        (("--attention", "pagedbench"), "is the engine's own"),
     ],
 )
 def test_align_refuses_what_cannot_be_meant(words, rule):
