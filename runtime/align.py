@@ -48,8 +48,8 @@ def main(arguments: argparse.Namespace) -> int:
     """Compare and print; returns the exit code, 1 where the logits differ by more than the type accounts for."""
     from harness.device import find_device
 
-    if arguments.attention == NAME:
-        raise UsageError(f"--attention {NAME} is the engine's own: name transformers', sdpa or eager")
+    if arguments.attention == NAME or arguments.attention.startswith("paged|"):
+        raise UsageError(f"--attention must be one without a paged cache, sdpa or eager (got {arguments.attention!r})")
     for name in ("tokens", "chunk", "block_size"):
         if getattr(arguments, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1 (got {getattr(arguments, name)})")
