@@ -148,6 +148,10 @@ class Engine:
         largest = int(request.prompt.max())
         if largest >= self.model.vocab_size:
             raise InvalidRequest(f"request {request_id!r}: token ids are below {self.model.vocab_size} (got {largest})")
+        beams = request.sampling.num_beams
+        if beams > self.model.vocab_size:
+            raise InvalidRequest(f"request {request_id!r}: num_beams must be at most {self.model.vocab_size}, the tokens that "
+                                 f"the first one is chosen from (got {beams})")  # fmt: skip
         self.scheduler.submit(request)
         self._heard.pop(request_id, None)  # of an ended request, whose stream has what it heard
         return request_id

@@ -262,6 +262,17 @@ def test_a_model_serves_one_engine_at_a_time():
     assert len(later.generate([[1, 2]], Sampling(max_tokens=2, ignore_eos=True))[0][0].tokens) == 2
 
 
+def test_more_beams_than_tokens_are_refused_and_others_go_on():
+    """The first token of each is chosen among all tokens, and there are 512."""
+    (text,) = prompts(1)
+    engine = Watched(model(), num_blocks=6000, max_num_seqs=520, max_num_tokens=520)
+    engine.submit(text, Sampling(max_tokens=NEW, ignore_eos=True), "r")
+    with pytest.raises(InvalidRequest, match="num_beams must be at most 512"):
+        engine.generate([text], Sampling(max_tokens=1, num_beams=513))
+
+    assert engine.finish() == {("r", 0): greedy(tuple(text)).tokens}
+
+
 @pytest.mark.parametrize(
     ("prompt", "rule"),
     [
