@@ -122,7 +122,10 @@ def serving_of(served: Served, steps: list[Timed]) -> dict[str, Any]:
 
 
 def steps_of(clock: StepClock, model: Model, rates: Rates) -> dict[str, Any]:
-    """What its steps took: a decode step end to end, over its floor, and the share of it in which no model ran."""
+    """What its steps took: a decode step end to end, over its floor, and the share of it in which no model ran.
+
+    Of steps at the largest number of rows; `all_decode_over_floor` is of all, for an uneven load has most at fewer rows.
+    """
     steps, whole, gaps = clock.decode_steps()
     found: dict[str, Any] = {"flops_per_s": rates.flops, "bytes_per_s": rates.bytes}
     if not steps:
@@ -130,10 +133,12 @@ def steps_of(clock: StepClock, model: Model, rates: Rates) -> dict[str, Any]:
     costs = Costs.of(model)
     most = max(step.num_rows for step in steps)
     full = [i for i, step in enumerate(steps) if step.num_rows == most]
-    floor = sum(costs.step_s(steps[i], rates) for i in full)
+    floors = np.array([costs.step_s(step, rates) for step in steps])
     return {
         **found, "decode_rows": most, "decode_step_s": percentiles(whole[full]),
-        "decode_over_floor": float(whole[full].sum() / floor), "gap_share": float(gaps[full].sum() / whole[full].sum()),
+        "decode_over_floor": float(whole[full].sum() / floors[full].sum()),
+        "all_decode_over_floor": float(whole.sum() / floors.sum()),
+        "gap_share": float(gaps[full].sum() / whole[full].sum()),
     }  # fmt: skip
 
 

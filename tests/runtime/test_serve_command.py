@@ -238,6 +238,19 @@ def test_gaps_are_between_decode_steps_of_a_size():
     assert (whole.tolist(), gaps.tolist()) == ([1.0], pytest.approx([0.1]))
 
 
+@needs_transformers
+def test_a_floor_is_told_of_the_fullest_steps_and_of_all():
+    """What makes steps slow as soon as the first sequence has ended shows in the latter alone."""
+    clock, rates, token_bytes = StepClock("cpu"), Rates(flops=1.0, bytes=1.0), Costs.of(model()).token_bytes
+    floor = Costs.of(model()).dense_bytes + 10 * token_bytes
+    for num_rows, end in ((2, 0), (2, 1), (2, 2), (1, 3), (1, 6)):
+        clock.steps.append(timed(True, num_rows, num_rows, 10, end * floor, end * floor))
+    found = measuring.steps_of(clock, model(), rates)
+
+    assert (found["decode_rows"], found["decode_over_floor"]) == (2, pytest.approx(1))
+    assert found["all_decode_over_floor"] == pytest.approx((1 + 1 + 3) / 3)
+
+
 # align
 
 
