@@ -97,7 +97,7 @@ def gumbel(keys: torch.Tensor, num_columns: int) -> torch.Tensor:
     bits = (bits ^ _shifted(bits, 30)) * _signed(_MIX_1)
     bits = (bits ^ _shifted(bits, 27)) * _signed(_MIX_2)
     bits = bits ^ _shifted(bits, 31)
-    uniform = (_shifted(bits, 40).float() + 0.5) / 2**24  # inside (0, 1)
+    uniform = (_shifted(bits, 41).float() + 0.5) / 2**23  # inside (0, 1); of 24 bits the largest would be rounded to 1
     return -torch.log(-torch.log(uniform))
 
 

@@ -95,6 +95,18 @@ def test_noise_is_gumbels():
     assert noise.isfinite().all()
 
 
+def test_the_largest_noise_is_a_number():
+    """At position 42 of seed 0 the first 24 bits of column 9454 are ones; noise of infinity would draw it, filtered or not."""
+    (sequence,) = rows(Sampling(temperature=1.0, top_k=1))
+    sequence.num_pending = 42
+    scores = torch.zeros(1, 151_936)
+    scores[0, 7] = 1.0
+    noise = gumbel(torch.tensor([[noise_key(0, 0, 42)]]), 151_936)
+
+    assert (noise.argmax().item(), noise.max().item()) == (9454, pytest.approx(24 * math.log(2), rel=1e-6))
+    assert sample(scores, [sequence]).tolist() == [7]
+
+
 def test_samples_follow_the_chances():
     """4,000 seeds at a temperature of 2, top-k 4: each token as often as it should be, within four standard deviations."""
     scores = torch.tensor([[3.0, 1.0, 0.0, 2.0, -1.0, 0.5]])
