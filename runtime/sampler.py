@@ -15,6 +15,7 @@ from runtime.groups import Sequence
 #: of SplitMix64
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
+ONE = 0x3F800000  # the bits of 1.0, the largest probability
 LEAST_SHARE = 1e-30  # of top_p: the likeliest token has more; in float32 a smaller one may be 0, which no token is within
 
 
@@ -25,7 +26,7 @@ def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
     """
     settings = [sequence.group.request.sampling for sequence in sequences]
     device = logits.device
-    scores = logits.float() / _column([setting.temperature for setting in settings], torch.float32, device)
+    scores = logits / _column([setting.temperature for setting in settings], torch.float32, device)  # in f32, whatever they are
     if any(setting.top_k for setting in settings):
         most = logits.shape[1]
         counts = [min(setting.top_k or most, most) for setting in settings]
@@ -46,7 +47,7 @@ def keep_top_k(scores: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 def keep_top_p(scores: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Scores with -inf where the likelier ones have the probability `shares` [num_rows, 1] already."""
     chances = torch.softmax(scores, -1)
-    ranks = _ranks(chances)
+    ranks = chances.view(torch.int32)  # none is negative
     return torch.where(ranks >= _threshold(ranks, chances, shares), scores, -torch.inf)
 
 
@@ -58,9 +59,10 @@ def _ranks(values: torch.Tensor) -> torch.Tensor:
 
 def _threshold(ranks: torch.Tensor, weights: torch.Tensor | None, limit: torch.Tensor) -> torch.Tensor:
     """[num_rows, 1]: the smallest rank above which there is less than `limit` in weight (None: one each), by bisection."""
-    low = torch.full_like(limit, -(2**31) - 1, dtype=torch.int64)  # too small, or no rank
-    high = torch.full_like(low, 2**31 - 1)  # nothing is above it
-    for _ in range(32):
+    least, most = (-(2**31) - 1, 2**31 - 1) if weights is None else (-1, ONE)
+    low = torch.full_like(limit, least, dtype=torch.int64)  # too small, or no rank
+    high = torch.full_like(low, most)  # nothing is above it
+    for _ in range((most - least - 1).bit_length()):
         middle = (low + high) >> 1
         above = ranks > middle
         weight = above.sum(-1, keepdim=True) if weights is None else torch.where(above, weights, 0.0).sum(-1, keepdim=True)
@@ -95,8 +97,7 @@ def gumbel(keys: torch.Tensor, num_columns: int) -> torch.Tensor:
     """f32 [num_rows, num_columns] of Gumbel's distribution, a function of keys int64 [num_rows, 1] and the column."""
     bits = keys + torch.arange(num_columns, device=keys.device) * _signed(_GOLDEN)
     bits = (bits ^ _shifted(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ _shifted(bits, 27)) * _signed(_MIX_2)
-    bits = bits ^ _shifted(bits, 31)
+    bits = (bits ^ _shifted(bits, 27)) * _signed(_MIX_2)  # what the finaliser does after this changes none of the first 31 bits
     uniform = (_shifted(bits, 41).float() + 0.5) / 2**23  # inside (0, 1); of 24 bits the largest would be rounded to 1
     return -torch.log(-torch.log(uniform))
 

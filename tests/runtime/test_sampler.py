@@ -9,7 +9,7 @@ import torch
 
 from runtime.groups import Group, Sequence
 from runtime.requests import Request, Sampling
-from runtime.sampler import gumbel, keep_top_k, keep_top_p, noise_key, sample
+from runtime.sampler import _mixed, gumbel, keep_top_k, keep_top_p, noise_key, sample
 
 
 def logits(rows=5, columns=301, seed=0):
@@ -93,6 +93,15 @@ def test_noise_is_gumbels():
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
     assert noise.mean(0).std().item() == pytest.approx(math.sqrt(math.pi**2 / 6 / 300), rel=0.1)
     assert noise.isfinite().all()
+
+
+def test_noise_is_made_of_splitmix64():
+    """Of the first 23 bits of its numbers from the key on, a column each."""
+    golden, key = 0x9E3779B97F4A7C15, noise_key(3, 1, 4)
+    numbers = [_mixed((key + (column - 1) * golden) % 2**64) >> 41 for column in range(50)]
+    wanted = [-math.log(-math.log((number + 0.5) / 2**23)) for number in numbers]
+
+    assert gumbel(torch.tensor([[key]]), 50)[0].tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
 def test_the_largest_noise_is_a_number():
