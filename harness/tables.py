@@ -40,9 +40,11 @@ def _is_table(table: object) -> TypeGuard[Sequence[Impl]]:
 def load_file(path: str) -> Sequence[Impl]:
     """Run the user's file and return its `IMPLS`. Its own functions are named "MODULE:function", MODULE the file's stem.
 
-    Raises UsageError, with the file and the reason, when there is no such file, it fails, or it has no table.
+    Raises UsageError, with the file and the reason, when there is no such file, it is a folder, it fails, or it has no table.
     """
     file = Path(path)
+    if path and file.is_dir():
+        raise UsageError(f"--impl-file {path}: is a folder; name the file in it that holds the table IMPLS")
     if not file.is_file():
         raise UsageError(f"--impl-file {path}: no such file")
     name = file.stem

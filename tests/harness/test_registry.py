@@ -312,11 +312,17 @@ def test_a_file_that_cannot_be_taken_says_why(write, text, name, says):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["/nowhere/kernels.py", "/tmp", ""])
+@pytest.mark.parametrize("path", ["/nowhere/kernels.py", ""])
 def test_a_file_that_is_not_there_is_named(path):
-    """Folders are no files either."""
+    """Nothing is no file either."""
     with pytest.raises(UsageError, match=f"--impl-file {path}: no such file"):
         load_file(path)
+
+
+def test_a_folder_of_files_is_told_apart_from_none(tmp_path):
+    """It is there, and what is wrong is that it is no file."""
+    with pytest.raises(UsageError, match=f"--impl-file {tmp_path}: is a folder; name the file in it that holds"):
+        load_file(str(tmp_path))
 
 
 def points(monkeypatch, *loads):
