@@ -127,8 +127,8 @@ def parse_line(line: str) -> Record:
         raise RecordError(f"not JSON: {error}") from error
     if not isinstance(data, dict):
         raise RecordError(f"not an object (got {type(data).__name__})")
-    if _is_deep(data):
-        raise RecordError(f"nested more than {_DEEPEST} deep")
+    if is_deep(data):
+        raise RecordError(f"nested more than {DEEPEST} deep")
     if data.get("schema") is True or data.get("schema") != SCHEMA:
         raise RecordError(f"schema must be {SCHEMA} (got {data.get('schema')!r})")
     known = {field.name: field for field in dataclasses.fields(Record)}
@@ -155,7 +155,7 @@ _TEXTS = {
 }
 _LARGEST = 1e300
 #: levels of lists and objects in each other; ours have five, and what copies or writes a record calls itself for each
-_DEEPEST = 50
+DEEPEST = 50
 _OPTIONAL_TEXTS = {"reason", "ceiling_by"}
 _NUMBERS = {
     "format_error", "host_s", "plan_host_s", "traffic_bytes", "flops", "ceiling_s", "ceiling_share", "floor_s",
@@ -211,10 +211,10 @@ def _samples(name: str, value: Any) -> Samples | None:
     return Samples(median=value["median"], low=value["low"], high=value["high"], samples=tuple(value["samples"]))
 
 
-def _is_deep(value: Any) -> bool:
-    """Whether lists and objects lie in each other more than _DEEPEST levels deep."""
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects lie in each other more than DEEPEST levels deep."""
     level = [value]
-    for _ in range(_DEEPEST + 1):
+    for _ in range(DEEPEST + 1):
         inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
         level = [item for items in inner for item in items]
     return bool(level)

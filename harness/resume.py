@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.names import UsageError, read_text
+from harness.names import UsageError
 from harness.record import Record
-from harness.store import load, run_of
+from harness.store import facts_of, load, run_of
+from harness.words import printable
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
@@ -31,7 +32,7 @@ class Begun:
         """Read the run in `folder`, to be continued by `command` with `rows`.
 
         Raises UsageError, naming what stands in the way: no run, no record, another command's run, records of several devices,
-        or a case that was another one under the same name. Lines that are no records are told on standard error.
+        or a case that was another one under the same name. What cannot be read, a line or run.json, is told on standard error.
         """
         if not folder.is_dir():
             raise UsageError(f"--resume {folder}: no such folder")
@@ -64,10 +65,10 @@ def _key(digest: str, impl: str, layout: str, params: Mapping[str, Any]) -> tupl
 
 def _refuse_command(folder: Path, command: str) -> None:
     """`check` makes records without times, which would pass for measured ones."""
-    try:
-        begun = json.loads(read_text(folder / "run.json"))["command"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # a run that was killed early may have none; its records speak for themselves
+    facts, problem = facts_of(folder)
+    if problem is not None:
+        print(f"pagedbench: {printable(problem)}", file=sys.stderr)
+    begun = facts.get("command", command)  # a run without one speaks by its records
     if begun != command:
         raise UsageError(f"--resume {folder}: was begun by `pagedbench {begun}` (got `pagedbench {command}`)")
 

@@ -25,7 +25,8 @@ from harness.child import LAST_WORDS
 from harness.names import UsageError
 from harness.record import Record
 from harness.sanitizer_log import Finding, Log, parse
-from harness.store import RECORDS, load
+from harness.store import RECORDS, facts_of, load
+from harness.words import printable
 from harness.work import Work, lost_record
 
 if TYPE_CHECKING:
@@ -162,13 +163,14 @@ class Sanitized:
         folder = next(out.iterdir(), None) if out.is_dir() else None
         if folder is None or not (folder / RECORDS).exists():
             return {}
-        with contextlib.suppress(OSError):
-            facts = json.loads((folder / "run.json").read_text())
-            if "device" in facts:
-                self.work.require_device(facts)
-                if facts["device"]["kind"] != "cuda":
-                    raise UsageError(f"--sanitize {self.tool}: it watches the kernels of a GPU (got {facts['device']['name']})")
-                self.facts = {name: fact for name, fact in facts.items() if name not in _OF_ONE_RUN}
+        facts, problem = facts_of(folder)
+        if problem is not None:
+            print(f"pagedbench: {printable(problem)}", file=sys.stderr)
+        if "device" in facts:
+            self.work.require_device(facts)
+            if facts["device"]["kind"] != "cuda":
+                raise UsageError(f"--sanitize {self.tool}: it watches the kernels of a GPU (got {facts['device']['name']})")
+            self.facts = {name: fact for name, fact in facts.items() if name not in _OF_ONE_RUN}
         return {(record.case, record.row): record for record in load(folder)[0]}
 
 

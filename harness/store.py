@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.names import UsageError, read_text
-from harness.record import Record, RecordError, parse_line
+from harness.record import DEEPEST, Record, RecordError, is_deep, parse_line
 
-RECORDS = "records.jsonl"
+RECORDS, FACTS = "records.jsonl", "run.json"
 
 
 def new_run(out: Path) -> Path:
@@ -143,6 +143,44 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         except RecordError as error:
             problems.append(f"{file}:{number}: skipped, {_short(str(error))}")
     return records, problems
+
+
+def facts_of(folder: Path) -> tuple[Mapping[str, Any], str | None]:
+    """Read what a run's run.json says: nothing where there is none, nor where it is damaged, which the line beside it says.
+
+    Of a stranger's, as of ours, "command" is a text and "arguments" a list of them, where they are there.
+    """
+    file = folder / FACTS
+    try:
+        facts = json.loads(read_text(file), parse_int=_whole)
+        why = _why_no_facts(facts)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}, None
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (ValueError, RecursionError) as error:
+        why = f"not JSON: {error}"
+    return ({}, f"{file}: skipped, {_short(why)}") if why else (facts, None)
+
+
+def _why_no_facts(facts: Any) -> str | None:
+    if not isinstance(facts, dict):
+        return f"not an object (got {type(facts).__name__})"
+    if is_deep(facts):
+        return f"nested more than {DEEPEST} deep"
+    command, words = facts.get("command", ""), facts.get("arguments", [])
+    if not isinstance(command, str):
+        return f"command must be a text (got {type(command).__name__})"
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return "arguments must be a list of texts"
+    return None
+
+
+def _whole(digits: str) -> int:
+    """A whole number that a float could hold, too: who shows one divides it."""
+    if len(digits) > 300:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
 def _short(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 from harness.audit import Audit
 from harness.baseline import baseline_of
 from harness.history import HISTORY, Point, history_of, read
-from harness.names import UsageError, read_text
+from harness.names import UsageError
 from harness.record import Record
 from harness.report.pool import Pool
 from harness.report.verdicts import Comparison
+from harness.store import facts_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,10 @@ class Beside:
 
 
 def of_run(folder: Path, records: Sequence[Record], history: Path = HISTORY) -> tuple[Beside, list[str]]:
-    """Return what lies about a run, its run.json and its devices' histories, and a line for each line that is neither."""
+    """Return what lies about a run, its run.json and its devices' histories, and a line for what of them cannot be read."""
+    facts, problem = facts_of(folder)
     points: list[Point] = []
-    problems: list[str] = []
+    problems = [] if problem is None else [problem]
     for device in sorted({record.device for record in records}):
         if file := _file_of(device, history):
             try:
@@ -48,7 +49,7 @@ def of_run(folder: Path, records: Sequence[Record], history: Path = HISTORY) -> 
                 found, odd = [], [str(error)]
             points += found
             problems += odd
-    return Beside(facts=facts_of(folder), history=points), problems
+    return Beside(facts=facts, history=points), problems
 
 
 def _file_of(device: str, history: Path) -> Path | None:
@@ -59,12 +60,3 @@ def _file_of(device: str, history: Path) -> Path | None:
         return file if file.is_file() else None
     except (UsageError, OSError):
         return None
-
-
-def facts_of(folder: Path) -> Mapping[str, Any]:
-    """Return run.json, or nothing where there is none or it holds no object."""
-    try:
-        facts = json.loads(read_text(folder / "run.json"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return facts if isinstance(facts, dict) else {}

@@ -96,6 +96,14 @@ def test_another_command_is_refused_by_name(broken, capsys):
     assert "was begun by `pagedbench check` (got `pagedbench bench`)" in capsys.readouterr().err
 
 
+def test_a_damaged_run_json_is_told(broken, capsys):
+    """What the run was can no longer be held against what is asked now; its records still can."""
+    (broken / "run.json").write_text('{"command": "bench')
+
+    assert check(broken.parent, "--resume", str(broken)) == 0
+    assert f"{broken / 'run.json'}: skipped, not JSON: " in capsys.readouterr().err
+
+
 def test_a_folder_with_one_run_is_that_run(broken, capsys):
     """What --out named: its run is continued where it lies."""
     assert check(broken.parent, "--resume", str(broken.parent)) == 0

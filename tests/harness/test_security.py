@@ -159,6 +159,22 @@ def test_deep_nesting_breaks_nothing(run, depth):
     assert main(["report", str(run)]) == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": ' + "[" * 900 + "]" * 900 + "}", '{"x_bytes": 1' + "0" * 400 + "}", '{"run": "\x1b[31m', '["\x1b[31m"]'],
+    ids=["deep", "a long number", "torn", "no object"],
+)
+def test_facts_that_are_none_break_no_report(run, text, capsys):
+    """One line on standard error names the file, and the records are shown."""
+    (run / RECORDS).write_text(json.dumps(record()) + "\n")
+    (run / "run.json").write_text(text)
+
+    assert main(["report", str(run)]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pagedbench: {run / 'run.json'}: skipped, ")
+    assert line.isprintable()
+
+
 def test_a_resumed_run_reads_records_as_data(run, capsys):
     """What --resume finds decides which rows are missing, and nothing more."""
     lines = [json.dumps(record(payload, device="cpu")) for payload in PAYLOADS.values()]
@@ -167,7 +183,9 @@ def test_a_resumed_run_reads_records_as_data(run, capsys):
     words = ["check", "--impl", "numpy.dense[HND]", "--case", "edges.length_1", "--device", "cpu", "--in-process"]
 
     assert main([*words, "--resume", str(run)]) == 2
-    assert "was begun on cpu, this is cpu-" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{run / 'run.json'}: skipped, not JSON: " in told
+    assert "was begun on cpu, this is cpu-" in told
     assert not Path("pwned").exists()
 
 

@@ -195,12 +195,35 @@ def test_the_run_says_what_it_was(tmp_path):
         assert line in lines
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 9999], ids=["empty", "a list", "torn", "deep"])
-def test_odd_facts_are_none(tmp_path, text):
-    """A run.json that is no object says nothing and breaks nothing."""
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON: "),
+        ('{"run": "2026', "not JSON: "),
+        ("[" * 9999, "not JSON: "),
+        ("[]", "not an object (got list)"),
+        ('{"a": ' + "[" * 60 + "]" * 60 + "}", "nested more than 50 deep"),
+        ('{"device": {"memory_bytes": ' + "9" * 1000 + "}}", "not JSON: a number of 1000 digits"),
+        ('{"command": ["run"]}', "command must be a text (got list)"),
+        ('{"arguments": ["run", 1]}', "arguments must be a list of texts"),
+        ('{"arguments": "run"}', "arguments must be a list of texts"),
+    ],
+    ids=["empty", "torn", "deep", "a list", "deeper than records", "a long number", "command", "words", "no list"],
+)
+def test_odd_facts_are_none_and_told(tmp_path, text, why):
+    """A run.json that is none says nothing, breaks nothing, and is named in one line."""
     (tmp_path / "run.json").write_text(text)
+    beside, [problem] = of_run(tmp_path, [], tmp_path)
 
-    assert of_run(tmp_path, [], tmp_path)[0].facts == {}
+    assert beside.facts == {}
+    assert problem.startswith(f"{tmp_path / 'run.json'}: skipped, {why}")
+    assert len(problem) < 500
+    assert "\n" not in problem
+
+
+def test_a_run_without_facts_is_no_problem(tmp_path):
+    """Records alone make a report."""
+    assert of_run(tmp_path, [], tmp_path)[1] == []
 
 
 def test_the_history_beside_a_run_is_found(tmp_path):
