@@ -120,5 +120,6 @@ def _dispatch(words: list[str]) -> int:
             module.add_arguments(child, command)
             child.set_defaults(main=module.main)
     arguments = parser.parse_args(words)
+    arguments.words = words  # as a run keeps them
     code: int = arguments.main(arguments)
     return code

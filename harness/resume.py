@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 from harness.names import UsageError
 from harness.record import Record
 from harness.store import facts_of, load, run_of
-from harness.words import printable
+from harness.words import printable, shortened
 
 if TYPE_CHECKING:
     from harness.ops.case import Case
     from harness.registry import Entry
+
+#: Options that say neither which rows there are nor what is measured of each.
+MAY_DIFFER = {
+    "--out", "--json", "--resume", "--strict-peers", "--device", "--devices", "--engine", "--in-process", "--stall",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,11 +34,12 @@ class Begun:
     device: str
 
     @classmethod
-    def read(cls, folder: Path, rows: Sequence[tuple[Case, Entry]], command: str) -> Begun:
-        """Read the run in `folder`, to be continued by `command` with `rows`.
+    def read(cls, folder: Path, rows: Sequence[tuple[Case, Entry]], words: Sequence[str]) -> Begun:
+        """Read the run in `folder`, to be continued by the command `words` with `rows`.
 
-        Raises UsageError, naming what stands in the way: no run, no record, another command's run, records of several devices,
-        or a case that was another one under the same name. What cannot be read, a line or run.json, is told on standard error.
+        Raises UsageError, naming what stands in the way: no run, no record, another command's run, options of it that are not
+        given again, records of several devices, or a case that was another one under the same name. What cannot be read, a
+        line or run.json, is told on standard error.
         """
         if not folder.is_dir():
             raise UsageError(f"--resume {folder}: no such folder")
@@ -42,7 +49,7 @@ class Begun:
             print(f"pagedbench: {problem}", file=sys.stderr)
         if not records:
             raise UsageError(f"--resume {folder}: holds no record that can be read; start a run of its own")
-        _refuse_command(folder, command)
+        _refuse_other_words(folder, words)
         _refuse_other_cases(folder, records, rows)
         devices = sorted({record.device for record in records})
         if len(devices) > 1:
@@ -63,14 +70,29 @@ def _key(digest: str, impl: str, layout: str, params: Mapping[str, Any]) -> tupl
     return digest, impl, layout, json.dumps(params, sort_keys=True)
 
 
-def _refuse_command(folder: Path, command: str) -> None:
-    """`check` makes records without times, which would pass for measured ones."""
+def _refuse_other_words(folder: Path, words: Sequence[str]) -> None:
+    """`check` makes records without times, which would pass for measured ones; and without its options a run is another one.
+
+    They are asked for and not taken from the file, which may be a stranger's: --impl-file runs what it names.
+    """
     facts, problem = facts_of(folder)
     if problem is not None:
         print(f"pagedbench: {printable(problem)}", file=sys.stderr)
-    begun = facts.get("command", command)  # a run without one speaks by its records
-    if begun != command:
-        raise UsageError(f"--resume {folder}: was begun by `pagedbench {begun}` (got `pagedbench {command}`)")
+    command, begun = facts.get("command", words[0]), facts.get("arguments")
+    if command != words[0]:
+        raise UsageError(f"--resume {folder}: was begun by `pagedbench {command}` (got `pagedbench {words[0]}`)")
+    given = _options(words) - MAY_DIFFER
+    if begun is None:  # its records speak for themselves, but not for those it lacks
+        if not given:
+            raise UsageError(f"--resume {folder}: does not say what it was asked for; say it again, with --suite, --impl, ...")
+    elif left_out := sorted(_options(begun) - given - MAY_DIFFER):
+        was, them = shortened(shlex.join(["pagedbench", *begun])), shortened(", ".join(left_out))
+        raise UsageError(printable(f"--resume {folder}: was begun by `{was}`; give its {them} again, too"))
+
+
+def _options(words: Sequence[str]) -> set[str]:
+    """The options among a command's words, without their values."""
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
 
 
 def _refuse_other_cases(folder: Path, records: Sequence[Record], rows: Sequence[tuple[Case, Entry]]) -> None:

@@ -85,7 +85,7 @@ def _records(
         )
         engine = make_engine(work, progress.say)
         yield from engine.records()
-        write_json(folder / "run.json", {"run": folder.name, "command": "audit", "arguments": sys.argv[1:], **engine.facts})
+        write_json(folder / "run.json", {"run": folder.name, "command": "audit", "arguments": arguments.words, **engine.facts})
 
 
 def _names_timed(entries: Sequence[Entry]) -> set[str]:

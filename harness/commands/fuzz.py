@@ -66,7 +66,7 @@ def main(arguments: argparse.Namespace) -> int:
         checker.spare.close()
         store.close()
         told: dict[str, Any] = {"seed": seed, "cases": fuzz.num_cases, "rows_judged": fuzz.num_judged, "findings": store.count}
-        told |= {"run": folder.name, "command": "fuzz", "arguments": sys.argv[1:]}
+        told |= {"run": folder.name, "command": "fuzz", "arguments": arguments.words}
         write_json(folder / "run.json", {**checker.facts, **told})
     print(
         f"fuzz: {fuzz.num_cases} cases, {fuzz.num_judged} rows judged, {store.count} findings; seed {seed}",

@@ -107,7 +107,7 @@ def execute(
     from harness.store import Appender, new_run
 
     broken = getattr(arguments, "resume", None)
-    begun = None if broken is None else Begun.read(broken, rows, arguments.command)
+    begun = None if broken is None else Begun.read(broken, rows, arguments.words)
     folder = new_run(arguments.out) if begun is None else begun.folder
     store = Appender(folder)
     options = Options(
@@ -136,13 +136,13 @@ def execute(
         return place.get(record.case, -1)  # a resumed run may hold cases that are not asked for now
 
     if begun is None:
-        _write_run(folder, {}, arguments.command)  # a run that is killed says at least what it was
+        _write_run(folder, {}, arguments)  # a run that is killed says at least what it was
     with Progress(len(work.rows), quiet=arguments.json) as progress:
         engine = make_engine(work, progress.say)
         try:
             records += keep((hold_against(known, record) for record in engine.records()), store, progress, by_place)
         finally:
-            problem = _write_end(folder, engine.facts, arguments.command)
+            problem = _write_end(folder, engine.facts, arguments)
     if problem is not None:
         print(f"pagedbench: {printable(problem)}; {store.count} records are kept in {printable(store.path)}", file=sys.stderr)
     records.sort(key=by_place)
@@ -225,19 +225,19 @@ def why_nothing_ran(records: Sequence[Record]) -> str | None:
     return f"nothing ran: {summary_line(records)}{often}"
 
 
-def _write_run(folder: Path, facts: Mapping[str, Any], command: str) -> None:
+def _write_run(folder: Path, facts: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     """run.json: what a record does not repeat."""
-    from harness.store import write_json
+    from harness.store import FACTS, write_json
 
-    write_json(folder / "run.json", {"run": folder.name, "command": command, "arguments": sys.argv[1:], **facts})
+    write_json(folder / FACTS, {"run": folder.name, "command": arguments.command, "arguments": arguments.words, **facts})
 
 
-def _write_end(folder: Path, facts: Mapping[str, Any], command: str) -> OSError | None:
+def _write_end(folder: Path, facts: Mapping[str, Any], arguments: argparse.Namespace) -> OSError | None:
     """run.json of a run that has ended, however it has; what stands in the way is returned, not to hide why it ended."""
     if not facts:
         return None
     try:
-        _write_run(folder, {"ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **facts}, command)
+        _write_run(folder, {"ended_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **facts}, arguments)
     except OSError as error:
         return error
     return None

@@ -96,6 +96,38 @@ def test_another_command_is_refused_by_name(broken, capsys):
     assert "was begun by `pagedbench check` (got `pagedbench bench`)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_what_the_run_was_asked_for_must_be_said_again(broken, capsys, command):
+    """Else the default suite would be measured into it: its command is told, and what of it is missing now."""
+    facts = {"command": command, "arguments": [command, "--suite=full", "--impl", "a b", "--patient", "--device", "cpu"]}
+    (broken / "run.json").write_text(json.dumps(facts))
+    before = (broken / RECORDS).read_bytes()
+
+    assert main([command, "--impl", "numpy.dense", "--resume", str(broken)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"pagedbench: --resume {broken}: was begun by `pagedbench {command} --suite=full --impl 'a b' --patient --device cpu`; "
+        "give its --patient, --suite again, too"
+    )
+    assert (broken / RECORDS).read_bytes() == before
+
+
+def test_a_run_of_the_default_selection_needs_no_words(broken, capsys, monkeypatch):
+    """What was asked for is what is asked for again."""
+    monkeypatch.setattr("harness.commands.engines.InProcess.records", lambda _: iter(()))
+    (broken / "run.json").write_text(json.dumps({"command": "check", "arguments": ["check"]}))
+
+    assert main(["check", "--in-process", "--resume", str(broken)]) == 0
+
+
+def test_a_run_that_does_not_say_what_it_was_is_not_guessed(broken, capsys):
+    """Without a run.json, what is missing is named by the user or nothing is measured."""
+    (broken / "run.json").unlink()
+
+    assert main(["check", "--device", "cpu", "--in-process", "--resume", str(broken)]) == 2
+    assert "does not say what it was asked for; say it again, with --suite, --impl" in capsys.readouterr().err
+    assert check(broken.parent, "--resume", str(broken)) == 0
+
+
 def test_a_damaged_run_json_is_told(broken, capsys):
     """What the run was can no longer be held against what is asked now; its records still can."""
     (broken / "run.json").write_text('{"command": "bench')
@@ -144,6 +176,7 @@ def test_a_run_says_what_it_was_before_it_ends(tmp_path, monkeypatch):
 
     said = json.loads((folder / "run.json").read_text())
     assert said["command"] == "check"
+    assert said["arguments"][:3] == ["check", "--impl", IMPLS]
     assert "ended_at" not in said
 
 
