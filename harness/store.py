@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ def new_run(out: Path) -> Path:
         except OSError as error:
             raise UsageError(f"cannot write results to {out}: {error}") from error
     raise UsageError(f"cannot write results to {out}: a hundred runs started in one second")
+
+
+@contextlib.contextmanager
+def run_folder(out: Path) -> Iterator[Path]:
+    """As new_run; the folder goes again where it is left with nothing in it."""
+    folder = new_run(out)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # it holds something
+            folder.rmdir()
 
 
 class Appender:

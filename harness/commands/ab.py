@@ -30,7 +30,7 @@ from harness.options import Options
 from harness.registry import Entry, Registry, matches
 from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE
-from harness.store import new_run, write_whole
+from harness.store import run_folder, write_whole
 from harness.trees import Side, root_of, sides_of, worktree
 from harness.words import printable
 from harness.work import STALL_S
@@ -118,8 +118,8 @@ def _duel(arguments: argparse.Namespace, rows: Sequence[Match], sides: tuple[Sid
             arguments.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"cannot write results to {arguments.out}: {error}") from error
-    folder = new_run(arguments.runs_dir)
-    with Progress(arguments.rounds * len({match.case.name for match in rows}), quiet=arguments.json) as progress:
+    turns = arguments.rounds * len({match.case.name for match in rows})
+    with run_folder(arguments.runs_dir) as folder, Progress(turns, quiet=arguments.json) as progress:
 
         def say(doing: str) -> None:
             progress.say(doing)

@@ -19,7 +19,7 @@ from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
 from harness.duel import Duel, Match
 from harness.names import UsageError, count_of, path_of
-from harness.store import new_run, write_json
+from harness.store import run_folder, write_json
 from harness.trees import Side
 
 KEPT = "calibration.json"
@@ -45,10 +45,10 @@ def main(arguments: argparse.Namespace) -> int:
     shares = _shares(arguments.shares)
     _, cases = cases_of(arguments)
     rows = rows_of(cases, entries_of(arguments, registry_of(arguments)))
-    folder = new_run(arguments.runs_dir)
     calibration = Calibration(shares, arguments.rounds, arguments.visits)
     turns = arguments.repeats * arguments.rounds
-    with Progress(turns * len({case.name for case, _ in rows}), quiet=arguments.json) as progress:
+    steps = turns * len({case.name for case, _ in rows})
+    with run_folder(arguments.runs_dir) as folder, Progress(steps, quiet=arguments.json) as progress:
 
         def say(doing: str) -> None:
             progress.say(doing)

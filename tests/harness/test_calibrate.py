@@ -179,7 +179,8 @@ def test_the_command_prints_alarms_and_catches_and_keeps_them(tmp_path, capsys):
 )
 def test_a_run_that_is_broken_off_keeps_whole_trials(tmp_path, monkeypatch, capsys, end, at, before, after, said):
     """Two repeats of two rounds of two cases, each visited four times: to find its time, and at three shares. One that ends
-    in the middle keeps the trials that have had both rounds; a repeat that is over is kept already.
+    in the middle keeps the trials that have had both rounds; a repeat that is over is kept already. Where nothing is kept, no
+    empty folder is.
     """
     def kept():
         """How many trials there are, and are missing."""
@@ -196,6 +197,7 @@ def test_a_run_that_is_broken_off_keeps_whole_trials(tmp_path, monkeypatch, caps
     assert err.startswith(f"pagedbench: {said}")
     assert err.count("\n") == 1
     assert (found, kept()) == (before, after)
+    assert len(list(tmp_path.iterdir())) == bool(after)
 
 
 @pytest.mark.usefixtures("stand_in")
