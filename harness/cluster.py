@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -33,12 +34,15 @@ CLOSE_S = 10.0
 def find_ray() -> Any:
     """Return the module. Raises UsageError, saying how to get it, where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a measurement reports to nobody unasked
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise UsageError(f"{OPTION}: Ray is not installed; {HOW}") from None
+    if not has_ray():
+        raise UsageError(f"{OPTION}: Ray is not installed; {HOW}")
+    return importlib.import_module("ray")
+
+
+def has_ray() -> bool:
+    """Whether Ray is installed. A folder of that name, where Python searches, can be imported too, and has no file."""
+    spec = importlib.util.find_spec("ray")
+    return spec is not None and spec.origin is not None
 
 
 class Cluster:

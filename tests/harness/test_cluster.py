@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from harness.store import load
 from harness.work import Work
 
 HOUSE = Path(node.__file__).parent.parent
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'")
+needs_ray = pytest.mark.skipif(not cluster.has_ray(), reason="Ray is not installed: pip install '.[ray]'")
 
 #: Two implementations that each end, once, something that the run stands on: its Ray worker, and the whole Ray node.
 TOYS = """
@@ -305,20 +306,13 @@ def test_a_node_without_pagedbench_is_refused_by_name(actor, monkeypatch):
     assert here.answer("introduce")["error"].startswith("gpu-7/01234567:3 has no pagedbench of this revision: ")
 
 
-def test_without_ray_there_is_one_line(monkeypatch, capsys, tmp_path):
-    """It says how to get it, and no run is begun."""
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "ray")
-    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+@pytest.mark.parametrize("is_folder", [False, True], ids=["nothing", "a folder of that name"])
+def test_without_ray_there_is_one_line(monkeypatch, capsys, tmp_path, is_folder):
+    """It says how to get it, and no run is begun; a folder named ray where Python searches can be imported, and is not Ray."""
+    (tmp_path / "ray").mkdir()
+    folder = importlib.util.module_from_spec(PathFinder.find_spec("ray", [str(tmp_path)]))
+    monkeypatch.setitem(sys.modules, "ray", folder if is_folder else None)
 
     assert main(["check", "--suite", "smoke", "--engine", "ray", "--out", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err == f"pagedbench: --engine ray: Ray is not installed; {cluster.HOW}\n"
     assert not (tmp_path / "runs").exists()
-
-
-class Hidden:
-    """As if Ray were not installed."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name == "ray":
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
