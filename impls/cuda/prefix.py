@@ -34,6 +34,8 @@ LAUNCH_BYTES = 4e7  # what memory gives in the time of one more launch, with its
 PREFIX = "@PPPPPPP"  # `Prefix` of prefix.cuh
 NOTHING: tuple[list[Run], list[int]] = ([], [])  # is shared
 HEAD_DIMS = {64, 128, 256}  # that warpgroups take, as in cuda.prefill
+ALONE = ("team", "warps", "stages", "copy", "solo", "opening", "closing")  # parameters of launches that share nothing
+UNASKED = (None, 0, "planned", "plain", "fences")
 
 
 def may_share(spec: AttentionSpec) -> bool:
@@ -115,6 +117,15 @@ class Prefixes:
     def resources(self) -> list[dict[str, Any]]:
         """Of the compiled kernels."""
         return [kernel.resources for kernel in self._kernels or ()]
+
+    @property
+    def remark(self) -> str:
+        """For a ledger: what is read once, and what is set that these kernels plan for themselves."""
+        read = f"{len(self.runs)} runs of blocks read once"
+        alone = [name for name in ALONE if name != "stages" or not isinstance(self._own, Warpgroups)]
+        given = [(name, self._spec.params.get(name)) for name in alone]
+        asked = [f"{name}={value}" for name, value in given if value not in UNASKED]
+        return f"{read}, by two launches not told of {', '.join(asked)}" if asked else read
 
     def plan(self, step: AttentionStep) -> bool:
         """Find what is shared, and tell the kernels. Returns whether they are to be launched."""

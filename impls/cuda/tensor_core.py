@@ -330,7 +330,7 @@ class TensorCore(Attention):
         if self._shares:
             self.kernels = (*self.kernels[:1], *self._prefixes.resources)
             self.workspace_bytes = self._own_bytes + self._prefixes.workspace_bytes
-            self.ledger["prefixes"] = f"{len(self._prefixes.runs)} runs of blocks read once"
+            self.ledger["prefixes"] = self._prefixes.remark
 
     def _pack(self, pointers: tuple[int, ...], tail: tuple[Any, ...]) -> tuple[bytes, ...]:
         return self._parts.pack(pointers, tail)

@@ -169,6 +169,27 @@ def test_what_cannot_be_shared_is_not_searched(prefixes, monkeypatch, steps):
         assert prefixes.plan(step) is False
 
 
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({}, ""),
+        ({"opening": "planned", "closing": "fences", "team": 0, "tile": 16}, ""),
+        ({"opening": "quick"}, ", by two launches not told of opening=quick"),
+        ({"closing": "release", "opening": "quick", "team": 4},
+         ", by two launches not told of team=4, opening=quick, closing=release"),
+    ],
+    ids=["nothing", "what is so anyway", "an opening", "several"],
+)  # fmt: skip
+def test_what_is_set_and_does_nothing_is_in_the_ledger(monkeypatch, params, says):
+    """Two launches with an opening of their own would pass for the one that was asked for."""
+    for name in ("_prepare", "_tell"):
+        monkeypatch.setattr(prefix.Prefixes, name, lambda *_: None)
+    made = prefix.Prefixes(spec_of(24, 8 * BLOCK, params={"prefix": "always", **params}), SMS, "sm_90")
+
+    assert made.plan(Step(tables_of(*[[1, 2, 3]] * 3), [50] * 3))
+    assert made.remark == f"1 runs of blocks read once{says}"
+
+
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("arch", "changes"), [("sm_80", {}), ("sm_90", {"softcap": 30.0})], ids=["sm_80", "softcap"])
