@@ -202,7 +202,8 @@ def gpu(clock, monkeypatch):
             graphs.append(count)
             self.replay = lambda: [sets[i % len(sets)]() for i in range(count)]
 
-    monkeypatch.setattr(type(device), "synchronize", lambda self: None)
+    for waits in ("synchronize", "settle"):
+        monkeypatch.setattr(type(device), waits, lambda self: None)
     monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(timing, "_event", lambda: Event(clock))
     monkeypatch.setattr(timing, "_capture", Graph)
