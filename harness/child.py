@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from harness.channel import LOST
@@ -24,13 +25,13 @@ START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} 
 
 
 class Child:
-    """A program (see START), run by this Python with `path` to import from, in a process group of its own.
+    """A program (see START), run by this Python with `path` to import from, in a process group of its own, in `folder` or here.
 
     process    the process
     channel    what it answers, unbuffered bytes; what it prints goes to a file instead
     """
 
-    def __init__(self, program: str, path: Sequence[str]) -> None:
+    def __init__(self, program: str, path: Sequence[str], folder: Path | None = None) -> None:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         read, write = os.pipe()
         self.process = subprocess.Popen(
@@ -40,6 +41,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
+            cwd=folder,
         )
         os.close(write)
         self.channel: IO[bytes] = os.fdopen(read, "rb", buffering=0)

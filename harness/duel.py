@@ -78,11 +78,13 @@ class Arm:
         self.side, self._stall_s = side, setup.stall_s
         self._doing, self._lines = "starting", Lines()
         self._script = Script(())
-        self._child = Child(_START, setup.sides[side].path)
+        of = setup.sides[side]
+        self._child = Child(_START, of.path, of.folder)
         self.send(
-            tree=str(setup.sides[side].tree),
+            tree=str(of.tree),
+            state=[str(folder) for folder in of.state or ()],
             device=setup.device,
-            impl_files=list(setup.sides[side].impl_files),
+            impl_files=list(of.impl_files),
             options=dataclasses.asdict(setup.options),
             run=setup.run,
         )
@@ -264,7 +266,9 @@ class Duel:
         elif died:
             status, reason = "skipped", f"the other arm {next(iter(died.values()))}"
         else:
-            status, reason = "unsupported", f"{self.setup.sides[side].tree} has no such implementation or parameter"
+            of = self.setup.sides[side]
+            place = of.state[0] if of.state else of.tree
+            status, reason = "unsupported", f"{place} has no such implementation or parameter"
         work = Work(options=options, device=self.setup.device, run=self.setup.run, impl_files=(), rows=())
         return lost_record(work, self.facts[side], status, reason, match.case, match.entries[side])
 

@@ -26,10 +26,11 @@ from harness.difference import Difference
 from harness.duel import Duel, Match, Numbers, Pairs, Setup, difference_of, merged
 from harness.match import Pair
 from harness.names import UsageError, above_0, count_of, path_of, split_names
+from harness.ops.case import Case
 from harness.options import Options
 from harness.registry import Entry, Registry, matches
 from harness.report.verdicts import Comparison
-from harness.rooms import HOUSE
+from harness.rooms import HOUSE, load_room
 from harness.store import run_folder, write_whole
 from harness.trees import Side, root_of, sides_of, worktree
 from harness.words import printable
@@ -79,8 +80,26 @@ def main(arguments: argparse.Namespace) -> int:
     found = [Match(case=case, entries=(entry, entry)) for case, entry in rows]
     # Who brings kernels of their own compares states of their own repository, or of the folder that they stand in.
     root = (root_of(Path.cwd()) or Path.cwd()) if arguments.impl_file else HOUSE
+    _require_own(arguments, rows)
     with worktree(arguments.reference, root) as tree:
-        return _duel(arguments, found, sides_of(tree, root, arguments.impl_file), [arguments.reference, "this checkout"])
+        sides = sides_of(tree, root, arguments.impl_file)
+        if tree == Path(arguments.reference).resolve() and arguments.impl_file and not sides[0].impl_files:
+            raise UsageError(
+                f"{arguments.reference}: a folder that holds none of {', '.join(arguments.impl_file)} and so no other state of "
+                f"{root}; if a revision of that name is meant, write refs/heads/NAME"
+            )
+        return _duel(arguments, found, sides, [arguments.reference, "this checkout"])
+
+
+def _require_own(arguments: argparse.Namespace, rows: Sequence[tuple[Case, Entry]]) -> None:
+    """Raise UsageError for implementations of installed packages where it is our checkout that has another state."""
+    ours = {impl.name for impl in load_room("impls").IMPLS}
+    others = list(dict.fromkeys(entry.impl.name for _, entry in rows if entry.impl.name not in ours))
+    if others and not arguments.impl_file:
+        raise UsageError(
+            f"{', '.join(others)}: of an installed package, of which {arguments.reference} is no other state; give the file "
+            "with its table by --impl-file, from its checkout, or leave it out by --impl"
+        )
 
 
 def _two_implementations(arguments: argparse.Namespace, registry: Registry) -> list[Match]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -276,6 +277,44 @@ def test_a_file_that_would_be_measured_against_itself_is_refused(tmp_path):
         sides_of(tmp_path / "before", tmp_path / "mine", [str(elsewhere)])
 
 
+@pytest.mark.parametrize(
+    ("tree", "file", "said"),
+    [
+        ("mine", "flash.py", "is this checkout itself: both sides would be the same"),
+        ("links", "flash.py", r"links/flash\.py leads out of .*links, to .*mine/flash\.py"),
+        ("before", "inner/flash.py", r"is of .*mine/inner, a checkout within .*mine, which does not hold it"),
+    ],
+)
+def test_what_is_no_other_state_is_refused(tmp_path, tree, file, said):
+    """The same folder, a link back, and a submodule, whose files are never in a worktree of what is around it."""
+    for folder in ("mine", "before", "links"):
+        (tmp_path / folder).mkdir()
+    for folder in ("mine", "mine/inner"):
+        subprocess.run(["git", "init", "-q", tmp_path / folder], check=True)
+        (tmp_path / folder / "flash.py").touch()
+    (tmp_path / "links/flash.py").symlink_to(tmp_path / "mine/flash.py")
+
+    with pytest.raises(UsageError, match=said):
+        sides_of(tmp_path / tree, tmp_path / "mine", [str(tmp_path / "mine" / file)])
+
+
+def test_a_link_and_the_folder_one_stands_in_are_those_of_the_other_state(tmp_path, monkeypatch):
+    """Where a link chooses the kernel, the old side's chooses the old one; what is read by a bare name lies beside it."""
+    for folder, version in (("mine", "two"), ("before", "one")):
+        (tmp_path / folder / "cases").mkdir(parents=True)
+        for name in ("one", "two"):
+            (tmp_path / folder / f"{name}.py").touch()
+        (tmp_path / folder / "kernels.py").symlink_to(f"{version}.py")
+    (tmp_path / "mine/fresh").mkdir()
+    monkeypatch.chdir(tmp_path / "mine/cases")
+    old, new = sides_of(tmp_path / "before", tmp_path / "mine", ["../kernels.py"])
+
+    assert Path(*old.impl_files).resolve() == tmp_path / "before/one.py"
+    assert (old.folder, new.folder) == (tmp_path / "before/cases", None)
+    monkeypatch.chdir(tmp_path / "mine/fresh")
+    assert sides_of(tmp_path / "before", tmp_path / "mine", ["../kernels.py"])[0].folder == tmp_path / "before"
+
+
 def test_another_checkout_of_ours_gives_its_table_and_not_its_harness(repository, monkeypatch):
     """One instrument measures both."""
     monkeypatch.setattr("sys.path", [str(HOUSE), "/usr/lib"])
@@ -376,6 +415,53 @@ def test_a_folder_without_history_has_another_state_in_another_folder(tmp_path, 
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["verdict"] == "SLOWER"
     assert row["new_s"] > 4e-3 > row["old_s"]
+
+
+@pytest.mark.parametrize(
+    ("spun", "code", "said"),
+    [
+        ("float(open('spin').read())", 1, "1 SLOWER"),
+    ],
+    ids=["by-a-bare-name"],
+)
+def test_what_a_kernel_reads_and_imports_is_of_its_state(tmp_path, monkeypatch, capsys, spun, code, said):
+    """Both arms stood in one folder, and imported what a path written out led them to: a slower kernel was SAME as itself."""
+    for name, slower in (("before", "0"), ("now", "4e-3")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "spin").write_text(slower)
+        (folder / "spun_beside.py").write_text(f"SPIN = {slower}")
+        found = f"import sys\nsys.path.insert(0, {str(tmp_path / 'now')!r})\n"
+        text = found * (code == 2) + OF_ONES_OWN.replace("{slower}", spun)
+        (folder / f"mine_{code}.py").write_text(text.replace("mine_of_no_history", f"mine_{code}"))
+    monkeypatch.chdir(tmp_path / "now")
+    monkeypatch.setattr("sys.path", [*sys.path])  # which the file changes here, too
+    words = ["ab", "../before", "--impl-file", f"mine_{code}.py", "--impl", "mine.copy[HND]", "--rounds", "1",
+             "--case", "edges.copy_one", "--device", "cpu", "--visits", "3", "--runs-dir", "runs"]  # fmt: skip
+
+    assert main(words) == code
+    assert said.replace("{now}", str(tmp_path / "now")) in "".join(capsys.readouterr())
+
+
+def test_a_folder_without_the_file_is_no_other_state(tmp_path, monkeypatch, capsys):
+    """One folder too deep, or of a branch's name: the kernel was NEW, which is no reason to stop anybody."""
+    (tmp_path / "release").mkdir()
+    (tmp_path / "mine_alone.py").write_text(OF_ONES_OWN.replace("{slower}", "0").replace("mine_of_no_history", "mine_alone"))
+    monkeypatch.chdir(tmp_path)
+    words = ["ab", "release", "--impl-file", "mine_alone.py", "--impl", "mine.copy", "--case", "edges.copy_one"]
+
+    assert main([*words, "--device", "cpu", "--runs-dir", "runs"]) == 2
+    assert "release: a folder that holds none of mine_alone.py and so no other state of" in capsys.readouterr().err
+
+
+def test_an_installed_packages_kernels_have_no_other_state_in_ours(tmp_path, monkeypatch, capsys):
+    """They were NEW against each of our revisions, however slow they had become."""
+    table = [Impl(name="theirs.copy", op="block_copy", prepare="impls.torch_block_copy:prepare")]
+    monkeypatch.setattr("harness.registry.load_points", lambda: [table])
+    words = ["ab", "HEAD", "--impl", "theirs.copy", "--case", "edges.copy_one", "--device", "cpu"]
+
+    assert main([*words, "--runs-dir", str(tmp_path)]) == 2
+    assert "theirs.copy: of an installed package, of which HEAD is no other state" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("stand_in")
