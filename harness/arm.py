@@ -31,6 +31,7 @@ from harness.registry import Entry, Registry, default_registry, load_file
 from harness.rooms import HOUSE
 from harness.row import Row
 from harness.session import DeviceLost, Session, Task
+from harness.strays import strays
 from harness.words import of_error
 
 
@@ -111,9 +112,11 @@ class _ArmSession(Session):
     ) -> None:
         super().__init__(Options(**asked["options"]), registry, asked["device"], asked["run"])
         self._tell, self._lines = parent.tell, lines
+        self._tree, self._state = Path(asked["tree"]), asked["state"]
 
     def visit(self, run: Any, rows: Sequence[Row]) -> None:
-        """Do as told until told to finish."""
+        """Do as told until told to finish. Raises UsageError where what is to be timed is not of this arm's state."""
+        self._require_own()
         ready = {row.number: row for row in rows}
         self._tell(ready=[number for number, row in ready.items() if row.status == "ok"])
         for asked in self._lines:
@@ -129,6 +132,20 @@ class _ArmSession(Session):
                     _slow_down(run, ready[int(number)], spin(self, seconds))
                 self._tell(ready=[number for number, row in ready.items() if row.status == "ok"])
         raise BrokenPipeError("the parent has gone")
+
+    def _require_own(self) -> None:
+        """By now rows have been prepared and launched, and have loaded what they run."""
+        if not self._state:
+            return
+        state, checkout = map(Path, self._state)
+        found = strays(state, checkout, self._tree)
+        if found:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise UsageError(
+                f"the old arm, which is to run {state}, has loaded {found[0]}{more}, which is of {checkout}: both sides would "
+                "run the same; let Python find it within the checkout, by PYTHONPATH, and not by an installation, a link or "
+                "a path to one place"
+            )
 
 
 def _visit(row: Row) -> float | None:

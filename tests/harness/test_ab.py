@@ -421,8 +421,9 @@ def test_a_folder_without_history_has_another_state_in_another_folder(tmp_path, 
     ("spun", "code", "said"),
     [
         ("float(open('spin').read())", 1, "1 SLOWER"),
+        ("__import__('spun_beside').SPIN", 2, "has loaded {now}/spun_beside.py, which is of {now}: both sides would"),
     ],
-    ids=["by-a-bare-name"],
+    ids=["by-a-bare-name", "by-a-path-to-one-place"],
 )
 def test_what_a_kernel_reads_and_imports_is_of_its_state(tmp_path, monkeypatch, capsys, spun, code, said):
     """Both arms stood in one folder, and imported what a path written out led them to: a slower kernel was SAME as itself."""
