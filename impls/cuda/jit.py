@@ -7,7 +7,8 @@
 Given `arch` instead of `device` it needs no GPU, and `kernel.resources` says what the kernel takes.
 
 The cache holds NAME-KEY.cubin and NAME-KEY.json (resources) in $PAGEDBENCH_CACHE, else ~/.cache/pagedbench. KEY covers all
-that changes the result: source, every .cuh beside it and here, macros, entry, architecture, options, NVRTC, CUDA headers.
+that changes the result: source, every .cuh beside it and here, whatever else these include by name (not by a macro), macros,
+entry, architecture, options, NVRTC, CUDA headers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import re
 import tempfile
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ __all__ = ["CompileError", "Kernel", "cache_folder", "compile", "why_missing"]
 FOLDER = Path(__file__).parent
 OPTIONS = ("std=c++17", "ptxas -v")  # part of the cache's key: change it together with _nvrtc
 FORMAT = 1  # of a cache entry
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 _IMPORTING = threading.Lock()  # cuda.core fails when two threads import it at once
 
 
@@ -124,6 +126,19 @@ class _Request:
     def text(self) -> str:
         return self.path.read_text()
 
+    def others(self, headers: Sequence[Path]) -> list[Path]:
+        """What the source and `headers` include, and these in turn, that is none of `headers` and not the toolkit's."""
+        given, waiting = {file.resolve() for file in headers}, [self.path, *headers]
+        found: list[Path] = []
+        while waiting:
+            file = waiting.pop()
+            for name in _INCLUDE.findall(file.read_text()):
+                places = [(folder / name).resolve() for folder in (file.parent, *self.folders())]
+                fresh = [place for place in dict.fromkeys(places) if place.is_file() and place not in (*given, *found)]
+                found += fresh
+                waiting += fresh
+        return found
+
     @functools.cached_property
     def stem(self) -> str:
         """File name of the cache entry, without suffix."""
@@ -131,8 +146,9 @@ class _Request:
             str(FORMAT), self.path.name, self.text, self.entry, self.arch, repr(self.macros), repr(OPTIONS),
             toolkit.nvrtc_version(), toolkit.header_digest(),
         ]
-        for folder in self.folders():
-            parts += [part for file in sorted(folder.glob("*.cuh")) for part in (file.name, file.read_text())]
+        headers = [file for folder in self.folders() for file in sorted(folder.glob("*.cuh"))]
+        for file in (*headers, *self.others(headers)):
+            parts += [file.name, file.read_text()]
         digest = hashlib.sha256()
         for part in parts:
             digest.update(f"{len(part)}:{part}".encode())

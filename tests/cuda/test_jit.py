@@ -12,10 +12,13 @@ pytestmark = pytest.mark.skipif(
 
 SOURCE = """
 #include "half.cuh"
-extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= PA_FACTOR * kHalf; }
+#include "more/factors.h"
+extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= PA_FACTOR * kHalf * kThird; }
 extern "C" __global__ void other(float* x) { x[threadIdx.x] = 1.0f; }
 """
 HEADER = "constexpr float kHalf = 0.5f;"
+#: Included by name, and neither beside the source nor a .cuh: as a repository of one's own has it.
+DEEPER = {"more/factors.h": '#pragma once\n#include "third.inc"', "more/third.inc": "constexpr float kThird = 0.33f;"}
 
 
 @pytest.fixture
@@ -24,6 +27,9 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setenv("PAGEDBENCH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "half.cuh").write_text(HEADER)
     (tmp_path / "scale.cu").write_text(SOURCE)
+    (tmp_path / "more").mkdir()
+    for name, text in DEEPER.items():
+        (tmp_path / name).write_text(text)
     return tmp_path / "scale.cu"
 
 
@@ -46,7 +52,7 @@ def test_second_compile_takes_the_cubin_from_disk(source, monkeypatch):
     assert compile_scale(source) == first
 
 
-@pytest.mark.parametrize("change", ["macro", "entry", "arch", "source", "header", "nvrtc", "cuda_headers"])
+@pytest.mark.parametrize("change", ["macro", "entry", "arch", "source", "header", "deeper", "nvrtc", "cuda_headers"])
 def test_whatever_changes_the_result_changes_the_key(source, monkeypatch, change):
     """A cached kernel is never taken for another one."""
     compile_scale(source)
@@ -55,6 +61,8 @@ def test_whatever_changes_the_result_changes_the_key(source, monkeypatch, change
         source.write_text(SOURCE.replace("*=", "+="))
     if change == "header":
         (source.parent / "half.cuh").write_text(HEADER.replace("0.5f", "0.25f"))
+    if change == "deeper":
+        (source.parent / "more" / "third.inc").write_text("constexpr float kThird = 0.25f;")
     if change == "nvrtc":
         monkeypatch.setattr(toolkit, "nvrtc_version", lambda: "99.0")
     if change == "cuda_headers":
@@ -97,7 +105,7 @@ def test_compile_error_shows_our_file_and_line(source):
 
     text = str(caught.value)
     assert text.startswith(f"scale.cu, sm_80, NVRTC {toolkit.nvrtc_version()}, PA_FACTOR=two\n")
-    assert 'scale.cu(3): error: identifier "two" is undefined' in text
+    assert 'scale.cu(4): error: identifier "two" is undefined' in text
     assert str(source.parent) not in text
 
 
