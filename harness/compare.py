@@ -210,7 +210,8 @@ def common_shift(judged: Sequence[Judged], threshold: float | None = None) -> fl
 def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -> list[Group]:
     """One verdict an implementation and layout: its worst row's, or that of the geometric mean over its cases.
 
-    The geometric mean is judged as a row is, corrected for the number of implementations. A wrong row makes it WRONG.
+    The geometric mean is judged as a row is, corrected for the number of implementations. A wrong row makes it WRONG, and one
+    that should be in the mean and cannot be, UNSURE.
     """
     rows: dict[str, list[Judged]] = {}
     for item in judged:
@@ -231,6 +232,9 @@ def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -
             made.append(_worst(row, items))
             continue
         verdict, reason = _rule(means[row], bounds[row], corrected[row], len(means))
+        untold = next((item for item in items if item.verdict == "UNSURE" and item.difference is None), None)
+        if untold and verdict != "SLOWER":  # the mean is of the other rows alone
+            verdict, reason = "UNSURE", f"{untold.record.case}: {untold.reason}"
         made.append(Group(row=row, num_rows=len(items), verdict=verdict, reason=reason, difference=means[row]))
     return made
 

@@ -207,8 +207,11 @@ def write(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: P
 
 
 def tell(comparison: verdicts.Comparison, arguments: argparse.Namespace, run: Path) -> int:
-    """Print a comparison, write it down, and return the exit code."""
+    """Print a comparison, write it down, and return the exit code. UsageError where no row of it has a verdict."""
     summary = write(comparison, arguments, run)
+    if not comparison.judged:
+        why = ", ".join(f"{units.count(number, 'row')} {why}" for why, number in comparison.unjudged.items())
+        raise UsageError(f"nothing to judge between {comparison.old} and {comparison.new}: {why or 'there are no rows'}")
     if arguments.json:
         print(json.dumps(verdicts.plain_data(comparison), indent=1))
     else:

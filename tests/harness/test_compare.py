@@ -217,6 +217,16 @@ def test_a_wrong_row_makes_its_group_wrong():
     assert of_groups("geomean", run(3), new)["cuda.split_kv[HND]"].verdict == "WRONG"
 
 
+def test_a_row_that_no_mean_can_hold_leaves_its_group_unsure():
+    """One visit has no scatter: left out of the mean, the row could have become any slower."""
+    new = [row(case="case.0", seconds=1.0, visits=1), *run(3, seed=1)[1:]]
+    group = of_groups("geomean", run(3), new)["cuda.split_kv[HND]"]
+
+    assert (group.verdict, group.reason) == ("UNSURE", "case.0: the new run has 1 samples of it; an interval needs two")
+    slower = [new[0], *run(3, seed=1, slow=range(3), by=1.1)[1:]]
+    assert of_groups("geomean", run(3), slower)["cuda.split_kv[HND]"].verdict == "SLOWER"
+
+
 @pytest.mark.parametrize(
     ("field", "worse", "name"),
     [
@@ -257,6 +267,14 @@ def test_an_alarm_outweighs_an_unsure():
 
 
 # The command.
+
+
+def test_rows_of_which_none_can_be_judged_are_no_pass(tmp_path, capsys):
+    """Unsupported on both sides: exit 2, and why, as where no row meets another."""
+    old, new = (save(tmp_path / name, [untimed(record, "unsupported") for record in run(2)]) for name in ("old", "new"))
+
+    assert main(["compare", str(old), str(new)]) == 2
+    assert capsys.readouterr().err.endswith(f"nothing to judge between {old} and {new}: 2 rows unsupported\n")
 
 
 @pytest.fixture
