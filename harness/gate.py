@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.compare import VERDICTS
 from harness.store import RECORDS, load
 from harness.words import printable
 
@@ -91,7 +92,7 @@ def outcome(steps: Sequence[Step], allow_unsure: bool = False) -> tuple[int, str
     if code == 0 and not told:
         return 0, "RIGHT, and compared with nothing"
     shown = causes if code else told
-    return code, f"{_word(code, causes)}: " + "; ".join(f"{step.name}: {step.told}" for step in shown)
+    return code, f"{_word(code, shown)}: " + "; ".join(f"{step.name}: {step.told}" for step in shown)
 
 
 def _code(step: Step, allow_unsure: bool) -> int | None:
@@ -99,14 +100,16 @@ def _code(step: Step, allow_unsure: bool) -> int | None:
 
 
 def _word(code: int, causes: Sequence[Step]) -> str:
-    """WRONG before SLOWER, MISSING before UNSURE."""
+    """WRONG before SLOWER, MISSING before UNSURE; where all is new, that nothing was held against anything."""
     if code == 1:
         is_wrong = any(step.comparison is None or _count(step, "WRONG") for step in causes)
         return "WRONG" if is_wrong else "SLOWER"
     if code == 3:
         return "MISSING" if any(_count(step, "MISSING") for step in causes) else "UNSURE"
+    if code == 0 and all(_count(step, "NEW") == _count(step, *VERDICTS) for step in causes):
+        return "RIGHT, and compared with nothing"
     return {0: "PASS", 2: "NOT MEASURED"}[code]
 
 
-def _count(step: Step, verdict: str) -> int:
-    return int(step.comparison["counts"][verdict]) if step.comparison else 0
+def _count(step: Step, *verdicts: str) -> int:
+    return sum(int(step.comparison["counts"][verdict]) for verdict in verdicts) if step.comparison else 0

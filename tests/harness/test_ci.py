@@ -37,7 +37,7 @@ def compared(old=GOOD, new=GOOD):
 
 SAME = compared()
 SLOWER, UNSURE = compared(new=run(count=3, slow=(1,), by=1.2)), compared(new=run(count=3, seed=1, visits=1))
-MISSING = compared(new=GOOD[:2])
+MISSING, NEW = compared(new=GOOD[:2]), compared(old=[])
 WRONG = compared(new=[*GOOD[:2], untimed(GOOD[2], "wrong")])
 
 
@@ -50,6 +50,7 @@ def step(name, code, told="told", **fields):
     [
         ([step("check", 0), step("run", 0)], False, 0, "RIGHT, and compared with nothing"),
         ([step("run", 0), step("ab", 0, comparison=SAME)], False, 0, "PASS: ab: told"),
+        ([step("run", 0), step("ab", 0, comparison=NEW)], False, 0, "RIGHT, and compared with nothing: ab: told"),
         ([step("run", 1), step("ab", 0, comparison=SAME)], False, 1, "WRONG: run: told"),
         ([step("run", 0), step("ab", 1, comparison=SLOWER)], False, 1, "SLOWER: ab: told"),
         ([step("run", 0), step("ab", 1, comparison=WRONG)], False, 1, "WRONG: ab: told"),
