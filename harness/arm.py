@@ -54,8 +54,9 @@ def _serve(asked: dict[str, Any], lines: Iterator[dict[str, Any]], parent: Chann
     find_device(asked["device"]).make_current()  # before users' files are run: what they make on "cuda" is to lie there
     registry = registry_of(tree, asked["impl_files"])
     session = _ArmSession(asked, registry, parent, lines)
-    version, impls = revision(tree.resolve()), [impl.name for impl in registry if impl.role == "implementation"]
-    tell(hello={**session.facts(), "revision": version, "impls": impls})
+    version = revision(tree.resolve())
+    rows = [str(Entry(impl, layout)) for impl in registry if impl.role == "implementation" for layout in impl.layouts]
+    tell(hello={**session.facts(), "revision": version, "rows": rows})
     for work in lines:
         case = case_from_json(work["case"])
         tasks = [

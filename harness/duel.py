@@ -152,7 +152,7 @@ class Duel:
     """All rounds of two arms. `play(duel, round, numbers)` is called whenever both have these rows of a case ready.
 
     records    by row number, each side's record of each round
-    facts      of the two arms: device, toolchain, revision, the implementations that its tree has
+    facts      of the two arms: device, toolchain, revision, the rows that its tree has, as name[LAYOUT]
     """
 
     def __init__(self, setup: Setup, matches: Sequence[Match], progress: Callable[[str], None] = lambda _: None) -> None:

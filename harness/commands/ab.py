@@ -230,7 +230,12 @@ class Bout:
 
 
 def _gone(duel: Duel, globs: Sequence[str]) -> list[str]:
-    """Implementations, of those chosen, that the old side has and the new one has not: no row of theirs was measured."""
-    old, new = (facts["impls"] for facts in duel.facts)
+    """Implementations, of those chosen, that the old side has and the new one has not, or not in that layout: no row was
+    measured of them.
+    """
+    old, new = (facts["rows"] for facts in duel.facts)
     chosen = [glob.partition("[")[0] for glob in globs] or ["*"]
-    return [name for name in old if name not in new and any(matches(name, glob) for glob in chosen)]
+    names = {row.partition("[")[0] for row in new}
+    gone = [(row, row.partition("[")[0]) for row in old if row not in new]
+    told = [row if name in names else name for row, name in gone if any(matches(name, glob) for glob in chosen)]
+    return list(dict.fromkeys(told))

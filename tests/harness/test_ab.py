@@ -45,7 +45,7 @@ if "unborn" in me:
     print("no libtorch", file=sys.stderr, flush=True)
     os._exit(3)
 tell(hello={"device": {"slug": me.get("device", "toy"), "uuid": "", "kind": "cpu"}, "toolchain": {"pid": str(os.getpid())},
-            "impls": []})
+            "rows": []})
 visits = 0
 
 def record(row, status="ok"):
@@ -334,10 +334,15 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
 
 #: The table of another checkout: one kernel of this one, 4 ms slower, and its modules behind it.
 TABLE = """
+import dataclasses
+
+from harness.ops.layouts import HND
 from harness.registry import Impl
 
+PADDED = dataclasses.replace(HND, name="PADDED")
+
 IMPLS = (
-    Impl(name="torch.block_copy", op="block_copy", prepare="impls.slow:prepare"),
+    Impl(name="torch.block_copy", op="block_copy", prepare="impls.slow:prepare", layouts=(HND, PADDED)),
     Impl(name="torch.gather", op="attention", prepare="impls.slow:broken"),
     Impl(name="torch.block_gone", op="block_copy", prepare="impls.slow:prepare"),
     Impl(name="numpy.gone", op="block_copy", prepare="impls.slow:prepare"),
@@ -390,7 +395,7 @@ def test_each_arm_runs_the_kernels_of_its_own_tree(other_tree, tmp_path, capsys)
     assert len(old.launch_s.samples) == len(new.launch_s.samples) == 5
     assert old.toolchain["revision"] == "unknown"  # a folder without history
     assert (folder / "summary.md").read_text().startswith("### 2 NEW, 1 FASTER")
-    assert "Gone in this checkout: torch.block_gone." in data["notes"]
+    assert "Gone in this checkout: torch.block_copy[PADDED], torch.block_gone." in data["notes"]
 
 
 #: A kernel of one's own, `slower` seconds longer a launch.
