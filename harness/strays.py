@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import sys
 import urllib.parse
 import urllib.request
@@ -18,6 +19,8 @@ from harness.rooms import HOUSE
 
 #: Rooms of ours that both arms have in common, whichever tree an arm's implementations are of.
 INSTRUMENT = ("harness", "cases", "runtime")
+#: Words in the names of variables that say where libraries keep what they compile: TRITON_CACHE_DIR, TORCH_EXTENSIONS_DIR.
+CACHES = ("CACHE", "EXTENSIONS", "TRITON_HOME")
 _ENVIRONMENT = ("site-packages", "dist-packages")
 
 
@@ -26,16 +29,18 @@ def strays(state: Path, root: Path, tree: Path) -> list[Path]:
 
     tree    whose table of implementations it runs: ours or another checkout's
 
-    Environments that lie within `root`, and the harness, are no part of its state.
+    Environments and caches of compiled kernels that lie within `root`, hidden folders and the harness are no part of it.
     """
     rooms = [HOUSE / room for room in INSTRUMENT] + [HOUSE / "impls"] * (tree == HOUSE)
-    prefixes = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
-    environments = [prefix for prefix in prefixes if _is_of(prefix, root, state)]
+    caches = [folder for name, folder in os.environ.items() if any(word in name for word in CACHES) and folder]
+    apart = [Path(folder).resolve() for folder in (sys.prefix, sys.base_prefix, *caches)]
+    apart = [*rooms, *(folder for folder in apart if _is_of(folder, root, state) and folder != root)]
     copies: set[Path] | None = None
     found = []
     for file in dict.fromkeys(_loaded()):
         if _is_of(file, root, state):
-            if not any(file.is_relative_to(place) for place in (*rooms, *environments)) and not _is_installed(file):
+            is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts[:-1])
+            if not is_hidden and not _is_installed(file) and not any(file.is_relative_to(place) for place in apart):
                 found.append(file)
         elif _is_installed(file):
             copies = set(_copies_of(root)) if copies is None else copies

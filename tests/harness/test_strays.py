@@ -37,10 +37,14 @@ def loaded(monkeypatch, file):
         ("root/before/kernel.py", "root/before", False),
         ("root/kernel.py", "root/before", True),
         ("root/.venv/lib/site-packages/kernel.py", "state", False),
+        ("root/.cache/launcher.py", "state", False),
+        ("root/build/launcher.py", "state", False),
         ("elsewhere/kernel.py", "state", False),
     ],
 )
 def test_a_file_of_the_checkout_and_not_of_the_state_is_one(tmp_path, monkeypatch, root, file, state, is_stray):
+    """What lies in the checkout and is none of it: environments, and what the arm itself may have compiled into a cache."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(root / "build"))
     loaded(monkeypatch, tmp_path / file)
 
     assert strays(tmp_path / state, root, HOUSE) == [tmp_path / file] * is_stray
