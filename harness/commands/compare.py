@@ -85,7 +85,20 @@ def main(arguments: argparse.Namespace) -> int:
         comparison = _compare(old, [*kept, *again], whose, arguments)
         told = f"UNSURE at first, and measured again: {units.count(len(again), 'row')}."
         comparison = dataclasses.replace(comparison, notes=[told, *comparison.notes])
+    if idle := _idle(arguments, [*old, *new]):
+        told = f"Nothing on either side is chosen by {', '.join(idle)}."
+        comparison = dataclasses.replace(comparison, notes=[told, *comparison.notes])
     return tell(comparison, arguments, arguments.runs[-1])
+
+
+def _idle(arguments: argparse.Namespace, records: Sequence[Record]) -> list[str]:
+    """Globs of --impl and --case that choose none of the records, misspelt perhaps."""
+    names = {
+        "--impl": {name for record in records for name in (record.impl, record.row)},
+        "--case": {record.case for record in records},
+    }
+    asked = [(option, glob) for option in names for glob in split_names(option, getattr(arguments, option[2:]))]
+    return [f"{option} {glob}" for option, glob in asked if not any(matches(name, glob) for name in names[option])]
 
 
 def read(path: Path) -> list[Record]:

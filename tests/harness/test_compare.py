@@ -269,6 +269,14 @@ def test_an_alarm_outweighs_an_unsure():
 # The command.
 
 
+def test_a_glob_that_chooses_nothing_is_told(runs, capsys):
+    """What it was to choose was not looked at, whatever the others chose."""
+    old, new = runs
+
+    assert main(["compare", str(old), str(new), "--impl", "cuda.*,cuda.tpyo", "--case", "case.0"]) == 0
+    assert "Nothing on either side is chosen by --impl cuda.tpyo.\n" in capsys.readouterr().out
+
+
 def test_rows_of_which_none_can_be_judged_are_no_pass(tmp_path, capsys):
     """Unsupported on both sides: exit 2, and why, as where no row meets another."""
     old, new = (save(tmp_path / name, [untimed(record, "unsupported") for record in run(2)]) for name in ("old", "new"))
