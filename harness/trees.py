@@ -46,9 +46,7 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
         raise UsageError(f"{tree} is this checkout itself: both sides would be the same; `pagedbench calibrate` does that")
 
     def moved(path: str | Path) -> str:
-        # A link is followed in the state that it is of, unless it leads into the checkout from outside.
-        places = (Path(os.path.abspath(path)), Path(path).resolve())
-        return next((str(tree / place.relative_to(root)) for place in places if place.is_relative_to(root)), str(path))
+        return counterpart(path, tree, root)
 
     for file in impl_files:
         _require_state(file, Path(moved(file)), tree, root)
@@ -63,6 +61,13 @@ def sides_of(tree: Path, root: Path, impl_files: Sequence[str]) -> tuple[Side, S
     folder = here if here.is_dir() else tree
     old = Side(tree=tree if has_table else HOUSE, impl_files=old_files, path=old_path, folder=folder, state=(tree, root))
     return old, Side(impl_files=impl_files)
+
+
+def counterpart(path: str | Path, tree: Path, root: Path) -> str:
+    """Where a path within the checkout `root` leads in `tree`, another state of it; any other path as it is."""
+    # A link is followed in the state that it is of, unless it leads into the checkout from outside.
+    places = (Path(os.path.abspath(path)), Path(path).resolve())
+    return next((str(tree / place.relative_to(root)) for place in places if place.is_relative_to(root)), str(path))
 
 
 def _require_state(file: str, old: Path, tree: Path, root: Path) -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from harness.commands.compare import add_judging, tell, write
 from harness.commands.run import RUNS, Progress
-from harness.commands.selection import add_device, add_selection, cases_of, entries_of, registry_of, rows_of
+from harness.commands.selection import add_device, add_selection, cases_in, cases_of, entries_of, registry_of, rows_of
 from harness.compare import groups, judge, unjudged
 from harness.costs import grown
 from harness.difference import Difference
-from harness.duel import Duel, Match, Numbers, Pairs, Setup, difference_of, merged
+from harness.duel import OLD, Duel, Match, Numbers, Pairs, Setup, difference_of, merged
 from harness.match import Pair
 from harness.names import UsageError, above_0, count_of, path_of, split_names
 from harness.ops.case import Case
@@ -32,7 +32,7 @@ from harness.registry import Entry, Registry, matches
 from harness.report.verdicts import Comparison
 from harness.rooms import HOUSE, load_room
 from harness.store import run_folder, write_whole
-from harness.trees import Side, root_of, sides_of, worktree
+from harness.trees import Side, counterpart, root_of, sides_of, worktree
 from harness.words import printable
 from harness.work import STALL_S
 
@@ -161,6 +161,7 @@ class Bout:
         self._arguments, self._duel, self._names, self._folder = arguments, duel, names, folder
         self._rounds: dict[int, list[Pairs]] = {number: [[] for _ in range(arguments.rounds)] for number in duel.records}
         self.files = [folder / f"{name}.jsonl" for name in ("old", "new")]
+        self._cases = _cases_gone(arguments.case_file, duel.setup.sides[OLD].state)
 
     def play(self, duel: Duel, turn: int, numbers: Numbers) -> None:
         """Take the visits of a case in a round."""
@@ -195,6 +196,8 @@ class Bout:
         notes = [f"{arguments.rounds} rounds of {arguments.visits} pairs of visits a row, both arms in turn."]
         if gone := _gone(self._duel, split_names("--impl", arguments.impl)):
             notes.append(f"Gone in {self._names[1]}: {', '.join(gone)}.")
+        if self._cases:
+            notes.append(f"Cases that are gone or others in {self._names[1]}: {', '.join(self._cases)}.")
         return Comparison(
             old=self._names[0],
             new=self._names[1],
@@ -239,3 +242,18 @@ def _gone(duel: Duel, globs: Sequence[str]) -> list[str]:
     gone = [(row, row.partition("[")[0]) for row in old if row not in new]
     told = [row if name in names else name for row, name in gone if any(matches(name, glob) for glob in chosen)]
     return list(dict.fromkeys(told))
+
+
+def _cases_gone(files: Sequence[str], state: tuple[Path, Path] | None) -> list[str]:
+    """Cases that the old state's files have, and the new one's not, or others under their names: they were not measured."""
+    found = []
+    for path in files if state else ():
+        assert state is not None
+        old = counterpart(path, *state)
+        if Path(old).is_file():
+            now = {case.name: case.digest for case in cases_in(path)}
+            try:
+                found += [case.name for case in cases_in(old) if now.get(case.name) != case.digest]
+            except UsageError as error:  # mended since, perhaps
+                found.append(f"any of a file that cannot be read ({error})")
+    return found

@@ -90,7 +90,7 @@ def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tup
     parse = _parse()
     own = [parse.parse_shape(filled("--shape", text)) for text in arguments.shape]
     for path in arguments.case_file:
-        own += parse.load_case_file(filled("--case-file", path))
+        own += cases_in(path)
     room = load_room("cases")
     _refuse_taken(own, room.ALL)
     patterns = split_names("--case", arguments.case)
@@ -102,6 +102,12 @@ def cases_of(arguments: argparse.Namespace, default_suite: str = "quick") -> tup
     elif not own:
         name, chosen = default_suite, list(suite(default_suite))
     return name, _without_twins(chosen)
+
+
+def cases_in(path: str) -> Sequence[Case]:
+    """The cases of a file of --case-file; raises UsageError, naming it, where it cannot be read."""
+    cases: Sequence[Case] = _parse().load_case_file(filled("--case-file", path))
+    return cases
 
 
 def rows_of(cases: Sequence[Case], entries: Sequence[Entry]) -> list[tuple[Case, Entry]]:

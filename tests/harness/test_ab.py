@@ -409,16 +409,23 @@ IMPLS = (Impl(name="mine.copy", op="block_copy", prepare="mine_of_no_history:Slo
 
 def test_a_folder_without_history_has_another_state_in_another_folder(tmp_path, monkeypatch, capsys):
     """Where there was no git checkout, the file of the folder that one stands in stood for both, and was SAME as itself."""
-    for name, slower in (("before", "0"), ("now", "4e-3")):
+    copies = {"op": "block_copy", "num_kv_heads": 1, "head_dim": 16, "block_size": 4, "num_copies": 1, "num_blocks": 8}
+    cases = [{**copies, "name": "my.gone"}, {**copies, "name": "my.other"}, {**copies, "name": "my.same"}]
+    changed = [{**cases[1], "num_copies": 2}, cases[2]]
+    for name, slower, of in (("before", "0", cases), ("now", "4e-3", changed)):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "cases.json").write_text(json.dumps(of))
         (tmp_path / name / "mine_of_no_history.py").write_text(OF_ONES_OWN.replace("{slower}", slower))
     monkeypatch.chdir(tmp_path / "now")
     words = ["ab", "../before", "--impl-file", "mine_of_no_history.py", "--impl", "mine.copy[HND]", "--rounds", "1",
-             "--case", "edges.copy_one", "--device", "cpu", "--visits", "5", "--runs-dir", "runs", "--json"]  # fmt: skip
+             "--case-file", "cases.json", "--case", "my.same", "--device", "cpu", "--visits", "5",
+             "--runs-dir", "runs", "--json"]  # fmt: skip
 
     assert main(words) == 1
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    data = json.loads(capsys.readouterr().out)
+    (row,) = data["rows"]
     assert row["verdict"] == "SLOWER"
+    assert "Cases that are gone or others in this checkout: my.gone, my.other." in data["notes"]
     assert row["new_s"] > 4e-3 > row["old_s"]
 
 
