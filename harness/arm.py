@@ -32,6 +32,7 @@ from harness.rooms import HOUSE
 from harness.row import Row
 from harness.session import DeviceLost, Session, Task
 from harness.strays import strays
+from harness.trees import checkouts_of
 from harness.words import of_error
 
 
@@ -139,11 +140,13 @@ class _ArmSession(Session):
         if not self._state:
             return
         state, checkout = map(Path, self._state)
-        found = strays(state, checkout, self._tree)
+        # A package may be installed, to be edited, from another worktree of the repository than the one that one stands in.
+        places = [place for place in dict.fromkeys((checkout, *checkouts_of(checkout))) if place != state]
+        found = [(file, place) for place in places for file in strays(state, place, self._tree)]
         if found:
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            (file, place), more = found[0], f" and {len(found) - 1} more" * (len(found) > 1)
             raise UsageError(
-                f"the old arm, which is to run {state}, has loaded {found[0]}{more}, which is of {checkout}: both sides would "
+                f"the old arm, which is to run {state}, has loaded {file}{more}, which is of {place}: both sides would "
                 "run the same; let Python find it within the checkout, by PYTHONPATH, and not by an installation, a link or "
                 "a path to one place"
             )

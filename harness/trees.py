@@ -92,6 +92,14 @@ def root_of(folder: Path) -> Path | None:
     return Path(done.stdout.strip()).resolve() if done.returncode == 0 else None
 
 
+def checkouts_of(folder: Path) -> list[Path]:
+    """All worktrees of the repository that a folder lies in; none where it lies in none."""
+    command = ["git", "-C", str(folder), "worktree", "list", "--porcelain"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [Path(line.removeprefix("worktree ")).resolve() for line in lines if line.startswith("worktree ")]
+
+
 @contextlib.contextmanager
 def worktree(reference: str, root: Path = HOUSE) -> Iterator[Path]:
     """A folder with another revision of the checkout `root`, taken away afterwards; a folder that is there is used as it is.

@@ -22,7 +22,7 @@ from harness.ops.layouts import HND
 from harness.registry import Entry, Impl
 from harness.rooms import HOUSE
 from harness.store import load
-from harness.trees import Side, sides_of, worktree
+from harness.trees import Side, checkouts_of, sides_of, worktree
 from tests.harness.interruptible import broken_off, started
 
 TINY = BlockCopyCase(name="copy.tiny", num_kv_heads=1, head_dim=16, block_size=4, num_copies=4, num_blocks=16)
@@ -235,6 +235,7 @@ def test_a_revision_becomes_a_tree_and_goes_away(repository):
     with worktree("HEAD~1", repository) as tree:
         assert "one" in (tree / "impls/__init__.py").read_text()
         assert "two" in (repository / "impls/__init__.py").read_text()
+        assert checkouts_of(tree) == checkouts_of(repository) == [repository, tree]
 
     assert not tree.exists()
     listed = subprocess.run(["git", "-C", repository, "worktree", "list"], capture_output=True, text=True, check=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
+from harness import arm
+from harness.names import UsageError
 from harness.rooms import HOUSE, load_room
 from harness.strays import strays
 
@@ -73,6 +76,19 @@ def test_what_was_installed_from_the_checkout_is_one(tmp_path, monkeypatch, root
     monkeypatch.syspath_prepend(place)
 
     assert strays(tmp_path / "state", root, HOUSE) == [place / "mine/kernel.py"] * ((of, is_editable) == ("root", False))
+
+
+def test_another_worktree_of_the_repository_is_no_old_state_either(tmp_path, monkeypatch, root):
+    """From which a package is installed to be edited, say: both arms of another worktree import it from there."""
+    other, who = tmp_path / "other", ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"], ["worktree", "add", "-q", other]):
+        subprocess.run(["git", "-C", root, *who, *words], check=True, capture_output=True)
+    loaded(monkeypatch, other / "src/kernel.py")
+    session = object.__new__(arm._ArmSession)
+    session._tree, session._state = HOUSE, [str(tmp_path / "state"), str(root)]
+
+    with pytest.raises(UsageError, match=r"has loaded .*other/src/kernel\.py, which is of .*other: both sides would"):
+        session._require_own()
 
 
 def test_the_instrument_is_of_both_arms(tmp_path):
