@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import struct
 import weakref
 from collections.abc import Mapping, Sequence
@@ -96,7 +95,6 @@ DEFAULT_SHAPES = (
 MOST_VERIFIED = 1024  # sets of tensors that a kernel remembers
 Verified = tuple[int, tuple[Any, ...], tuple[Any, ...], tuple[bytes, ...]]
 NEVER: Verified = (-1, (), (), ())
-_ADDRESS, _TENSOR = operator.methodcaller("data_ptr"), weakref.ref.__call__  # mapped over: a loop in Python takes longer
 
 
 class Attention:
@@ -121,7 +119,6 @@ class Attention:
         self._form: tuple[Any, ...] = ()
         self._has_layer = bool(spec.features)
         self._named = tuple(name for name in LAYER_NAMES if name in spec.layer_shapes)
-        self._names = frozenset(self._named)
         #: by addresses: num_tokens, weak references to the tensors, their strides and scale as SIGNATURE ends, and LAYER, and
         #: what `_pack` makes of them
         self._verified: dict[tuple[int, ...], Verified] = {}
@@ -164,13 +161,13 @@ class Attention:
         where: tuple[int, ...] = pointers
         if layer or self._named:
             named = self._in_order(layer)
-            where = (*pointers, *map(_ADDRESS, named))
+            where = (*pointers, *(tensor.data_ptr() for tensor in named))
         # Checks cost more than a launch, so tensors that passed them pass again: the very same, at the same addresses.
         num_tokens, refs, tail, packed = self._verified.get(where, NEVER)
         if not (
             num_tokens == self._num_tokens and refs[0]() is out and refs[1]() is lse and refs[2]() is query
             and refs[3]() is key_cache and refs[4]() is value_cache
-            and (not named or all(map(operator.is_, map(_TENSOR, refs[5:]), named)))
+            and (not named or all(refs[5 + i]() is tensor for i, tensor in enumerate(named)))
         ):
             known, tail = tail, self._verify(pointers, query, key_cache, value_cache, out, lse)
             if self._has_layer:
@@ -217,10 +214,10 @@ class Attention:
 
     def _in_order(self, layer: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """What is passed by name, as LAYER_NAMES. Raises ValueError unless these are the names that the spec asks for."""
-        if layer.keys() != self._names:
+        if layer.keys() != set(self._named):
             wanted, got = (", ".join(names) or "nothing" for names in (self._named, layer))
             raise ValueError(f"launch takes by name {wanted} (got {got})")
-        return tuple(map(layer.__getitem__, self._named))
+        return tuple(layer[name] for name in self._named)
 
     def _pack_layer(self, named: tuple[torch.Tensor, ...]) -> bytes:
         """`Layer` of paged.cuh. Raises ValueError unless what is named is of the spec's shapes, in float32."""
