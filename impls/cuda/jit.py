@@ -107,6 +107,12 @@ def arch_of(device: str) -> str:
     return f"sm_{major}{minor}"
 
 
+@functools.lru_cache(maxsize=256)
+def _included(text: str) -> tuple[str, ...]:
+    """The names that a source includes, each once; asked of the same headers for every kernel."""
+    return tuple(dict.fromkeys(_INCLUDE.findall(text)))
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept."""
     return Path(os.environ.get("PAGEDBENCH_CACHE") or Path.home() / ".cache" / "pagedbench")
@@ -128,13 +134,17 @@ class _Request:
 
     def others(self, headers: Sequence[Path]) -> list[Path]:
         """What the source and `headers` include, and these in turn, that is none of `headers` and not the toolkit's."""
+        folders, known = self.folders(), {file.name for file in headers}
         given, waiting = {file.resolve() for file in headers}, [self.path, *headers]
         found: list[Path] = []
         while waiting:
             file = waiting.pop()
-            for name in _INCLUDE.findall(file.read_text()):
-                places = [(folder / name).resolve() for folder in (file.parent, *self.folders())]
-                fresh = [place for place in dict.fromkeys(places) if place.is_file() and place not in (*given, *found)]
+            for name in _included(file.read_text()):
+                if name in known and file.parent in folders:  # as nearly all are: not looked for on the disk
+                    continue
+                places = [folder / name for folder in (file.parent, *folders)]
+                there = dict.fromkeys(place.resolve() for place in places if place.is_file())
+                fresh = [place for place in there if place not in (*given, *found)]
                 found += fresh
                 waiting += fresh
         return found
