@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from harness.names import UsageError
+from harness.ops.dtypes import torch_dtype
 from harness.registry import Registry
 from runtime.attention import activate, bind_caches, is_bound, new_handle
 from runtime.batch import Batch
@@ -32,7 +33,7 @@ from runtime.kernels import CacheShape, Kernels
 from runtime.manager import BlockManager
 from runtime.model import Model
 from runtime.requests import Answer, Event, InvalidRequest, Request, Sampling
-from runtime.sampler import sample, upload
+from runtime.sampler import sample, upload, warm_up_sampler
 from runtime.scheduler import Scheduler
 from runtime.settings import Settings, num_blocks
 from runtime.steps import Bucket, Buckets, Result, Runner, bucket_sizes
@@ -130,8 +131,9 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Make all buckets, which takes seconds on a GPU; else each is made when it is first needed."""
+        """Make all buckets and the sampler's kernel, seconds on a GPU; else each is made when it is first needed."""
         self.buckets.make_all()
+        warm_up_sampler(self.model.vocab_size, torch_dtype(self.model.dtype), self.model.device)
 
     # Requests
 

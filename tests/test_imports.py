@@ -20,8 +20,10 @@ MAY_IMPORT = {
     "harness": (),
     "runtime": ("harness.registry", "harness.ops", "harness.device", "harness.names", "harness.words"),
 }
-#: Commands of the runtime, and what they measure with: they write records as others do.
+#: Commands of the runtime, and what they measure with: they write records as others do. And the sampler's kernel, which is no
+#: implementation of an operator.
 DOORS = {
+    "runtime/sampler.py": ("impls.triton",),
     "runtime/serve.py": ("harness.record", "harness.store"),
     "runtime/measuring.py": ("harness.interval", "harness.nvml"),
     "runtime/generate_batch.py": ("harness.interval",),

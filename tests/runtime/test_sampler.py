@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -9,11 +10,21 @@ import torch
 
 from runtime.groups import Group, Sequence
 from runtime.requests import Request, Sampling
-from runtime.sampler import _mixed, gumbel, keep_top_k, keep_top_p, noise_key, sample
+from runtime.sampler import gumbel, noise_keys, rank, sample, top_k, top_p
 
 
 def logits(rows=5, columns=301, seed=0):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def keep_top_k(scores, counts):
+    ranks = rank(scores)
+    return scores.masked_fill(ranks < top_k(ranks, counts), -math.inf)
+
+
+def keep_top_p(scores, shares):
+    ranks = rank(scores)
+    return scores.masked_fill(ranks < top_p(ranks, scores, shares), -math.inf)
 
 
 def sorted_top_p(scores, shares):
@@ -78,16 +89,15 @@ def test_a_row_gets_the_same_token_in_any_batch():
 
 def test_noise_differs_by_seed_answer_and_position():
     """No two of them share a key."""
-    keys = {noise_key(seed, index, position) for seed in range(20) for index in range(20) for position in range(20)}
+    keys = noise_keys(*zip(*itertools.product(range(20), repeat=3), strict=True))
 
-    assert len(keys) == 8000
-    assert all(-(2**63) <= key < 2**63 for key in keys)
+    assert len(set(keys.tolist())) == 8000
 
 
 def test_noise_is_gumbels():
     """Mean and variance, over rows and over columns."""
-    keys = torch.tensor([[noise_key(seed, 0, 0)] for seed in range(300)])
-    noise = gumbel(keys, 1000).double()
+    keys = noise_keys(range(300), [0] * 300, [0] * 300)
+    noise = gumbel(torch.from_numpy(keys)[:, None], 1000).double()
 
     assert noise.mean().item() == pytest.approx(0.57722, abs=0.01)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
@@ -95,13 +105,32 @@ def test_noise_is_gumbels():
     assert noise.isfinite().all()
 
 
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def split_mix(key):
+    """SplitMix64, as it was published: the state moves on, and is mixed."""
+    key = (key + GOLDEN) % 2**64
+    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    key = (key ^ (key >> 27)) * 0x94D049BB133111EB % 2**64
+    return key ^ (key >> 31)
+
+
 def test_noise_is_made_of_splitmix64():
     """Of the first 23 bits of its numbers from the key on, a column each."""
-    golden, key = 0x9E3779B97F4A7C15, noise_key(3, 1, 4)
-    numbers = [_mixed((key + (column - 1) * golden) % 2**64) >> 41 for column in range(50)]
+    keys = noise_keys([3], [1], [4])
+    numbers = [split_mix(int(keys[0]) + (column - 1) * GOLDEN) >> 41 for column in range(50)]
     wanted = [-math.log(-math.log((number + 0.5) / 2**23)) for number in numbers]
 
-    assert gumbel(torch.tensor([[key]]), 50)[0].tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    assert gumbel(torch.from_numpy(keys)[:, None], 50)[0].tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(("seed", "index", "position"), [(0, 0, 0), (3, 1, 4), (2**63 - 1, 7, 40_959)])
+def test_a_key_is_splitmix64s_number_of_seed_then_answer_then_position(seed, index, position):
+    """In Python's own numbers."""
+    wanted = split_mix(split_mix(seed ^ (index * GOLDEN)) ^ (position * GOLDEN))
+
+    assert noise_keys([seed], [index], [position]).view("uint64").tolist() == [wanted]
 
 
 def test_the_largest_noise_is_a_number():
@@ -110,7 +139,7 @@ def test_the_largest_noise_is_a_number():
     sequence.num_pending = 42
     scores = torch.zeros(1, 151_936)
     scores[0, 7] = 1.0
-    noise = gumbel(torch.tensor([[noise_key(0, 0, 42)]]), 151_936)
+    noise = gumbel(torch.from_numpy(noise_keys([0], [0], [42]))[:, None], 151_936)
 
     assert (noise.argmax().item(), noise.max().item()) == (9454, pytest.approx(24 * math.log(2), rel=1e-6))
     assert sample(scores, [sequence]).tolist() == [7]
