@@ -1,4 +1,4 @@
-"""What a row costs besides its time, compared: memory, workspace, registers, spills, energy."""
+"""What a row costs besides its launch on the device, compared: memory, workspace, registers, spills, energy, plan and host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.record import Record
 class Cost:
     """A quantity of a record. It has grown where it has by more than `share` of itself and more than `slack` units.
 
-    unit    "bytes", "count" or "joules"
+    unit    "bytes", "count", "joules" or "seconds"
     """
 
     name: str
@@ -38,7 +38,8 @@ def _of_kernels(field: str, total: Callable[[list[float]], float]) -> Callable[[
     return of
 
 
-#: The allocator rounds every tensor up to 512 bytes. Energy is one window of a second: no samples, so a wide margin.
+#: The allocator rounds every tensor up to 512 bytes. Energy is one window of a second: no samples, so a wide margin. Between
+#: runs of the same code on two H200s, whose hosts had other work, times of the host differed by up to 2.3 times.
 COSTS = (
     Cost(name="workspace", unit="bytes", of=lambda record: _number(record.workspace_bytes), share=0.01, slack=512),
     Cost(
@@ -51,6 +52,15 @@ COSTS = (
     Cost(name="most registers of a kernel", unit="count", of=_of_kernels("registers", max)),
     Cost(name="spilled bytes", unit="bytes", of=_of_kernels("spill_bytes", sum)),
     Cost(name="energy a launch", unit="joules", of=lambda record: _number(record.energy_j), share=0.10),
+    Cost(
+        name="a plan, until the device is through",
+        unit="seconds",
+        of=lambda record: record.plan_s.median if record.plan_s else None,
+        share=2.0,
+        slack=50e-6,
+    ),
+    Cost(name="a plan on the host", unit="seconds", of=lambda record: _number(record.plan_host_s), share=2.0, slack=10e-6),
+    Cost(name="a launch on the host", unit="seconds", of=lambda record: _number(record.host_s), share=2.0, slack=10e-6),
 )
 
 

@@ -20,6 +20,8 @@ ATTENTIONS = (("flash_attention_3", "flash_attn_interface"), ("flash_attention_2
 
 def measure(case: ServeCase, device: Device, repeats: int) -> dict[str, Any]:
     """Fields of the record of `repeats` runs, after one of a few requests. Its tokens come when all are there: no TTFT."""
+    if case.temperature:
+        raise Unsupported(f"generate_batch is asked for the likeliest tokens only (got a temperature of {case.temperature:g})")
     library = transformers()
     attention = next(name for name, package in ATTENTIONS if importlib.util.find_spec(package))
     model = load(case.model, dtype=case.dtype, device=device.name, seed=case.seed, fuse=False)

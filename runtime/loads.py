@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.names import UsageError
-from harness.ops.case import Case
+from harness.ops.case import Case, CaseError
+from runtime.requests import InvalidRequest, Sampling
 from runtime.traces import LENGTHS, Trace, from_csv, synthetic
 
 SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
@@ -25,8 +26,9 @@ class ServeCase(Case):
     requests            how many
     prompt, output      tokens of each, "512" or uniform from a span, "100-1024"; "" where a trace says
     trace               a name of runtime.traces, or of a CSV file, whose content `trace_digest` stands for; "" for none
-    seed                of lengths, of prompts and of random weights
+    seed                of lengths, of prompts, of random weights, and with a request's number of what is drawn for it
     max_num_seqs, max_num_tokens, block_size, num_blocks    as the engine's settings
+    temperature, top_k, top_p                               as `Sampling`; a temperature of 0 is greedy
     """
 
     op: ClassVar[str] = "serve"
@@ -43,6 +45,9 @@ class ServeCase(Case):
     max_num_seqs: int = 256
     max_num_tokens: int = 8192
     num_blocks: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +55,19 @@ class ServeCase(Case):
         self.require_count("seed")
         for field in () if self.trace else ("prompt", "output"):
             span(getattr(self, field), f"{self.name}: {field}")
+        try:
+            greedy = self.sampling(0, 1).is_greedy
+        except InvalidRequest as error:
+            raise CaseError(f"{self.name}: {error}") from error
+        filters = (self.top_k, self.top_p)
+        self.require(not greedy or filters == (0, 1), "top_k and top_p are for a temperature above 0", filters)
+
+    def sampling(self, index: int, max_tokens: int) -> Sampling:
+        """Of request `index`. The end of a sequence is a token like any other."""
+        return Sampling(
+            max_tokens=max_tokens, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed + index,
+            ignore_eos=True,
+        )
 
     def load(self) -> Trace:
         """Lengths and arrivals. Raises UsageError or BadTrace."""

@@ -57,13 +57,13 @@ def measure(model: Model, case: ServeCase, settings: Settings, device: Device, r
 def _measure(engine: Engine, case: ServeCase, device: Device, rates: Rates, repeats: int) -> Measured:
     trace, model, settings = case.load(), engine.model, engine.settings
     engine.warm_up()
-    serve(engine, warm_up_of(trace, settings), prompts_of(trace, model.vocab_size, case.seed + repeats))
+    serve(engine, warm_up_of(trace, settings), prompts_of(trace, model.vocab_size, case.seed + repeats), case.sampling)
     gc.collect()
     gc.freeze()  # to walk over all that torch and its compiler have made would hold a step up for a quarter of a second
     nvml, readings, runs = nvml_of(device), [], []
     for repeat in range(repeats):
         engine.clock = StepClock(device.name)
-        served = serve(engine, trace, prompts_of(trace, model.vocab_size, case.seed + repeat))
+        served = serve(engine, trace, prompts_of(trace, model.vocab_size, case.seed + repeat), case.sampling)
         device.synchronize()
         runs.append((served.elapsed_s, repeat, served, engine.clock))
         readings += [nvml.read()] if nvml else []

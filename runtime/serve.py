@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser, command: str = "serve") -> No
     add("--trace", default="", metavar="NAME|CSV", help=f"lengths of {', '.join(LENGTHS)}, or requests of a CSV file with the "
         "columns arrival (seconds), prompt, output")  # fmt: skip
     add("--seed", type=int, default=0, help="of lengths, prompts and random weights (0)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="of samples; 0 is greedy (0)")
+    add("--top-k", type=int, default=0, metavar="K", help="of samples, from the K likeliest tokens; 0 is all (0)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="of samples, from the fewest tokens of this probability (1)")
     add("--impl", action="append", default=[], metavar="ROW", help="of the registry, e.g. cuda.split_kv[NHD]; several: one "
         "after the other (the best for the model)")  # fmt: skip
     add("--prefill", metavar="ROW", help="for prompts, where --impl takes one token a sequence only")
@@ -112,14 +115,18 @@ def cases_of(arguments: argparse.Namespace) -> Iterator[ServeCase]:
     digest = file_digest(Path(trace)) if trace and trace not in LENGTHS else ""
     model = Path(arguments.model).stem.lower().replace("_", "-")
     lengths = [("", "")] if trace else itertools.product(arguments.prompt.split(","), arguments.output.split(","))
+    drawn = "".join(f".{letter}{value:g}" for letter, value, usual in (
+        ("t", arguments.temperature, 0), ("k", arguments.top_k, 0), ("p", arguments.top_p, 1)
+    ) if value != usual)
     sizes = itertools.product(numbers(arguments, "block_size"), numbers(arguments, "concurrency"))
     for (prompt, output), (block_size, concurrency) in itertools.product(lengths, sizes):
         load = Path(trace).stem.lower() if trace else f"{prompt}.{output}"
         yield ServeCase(
-            name=f"serve.{model}.{arguments.requests}x{load}.c{concurrency}.b{block_size}", model=arguments.model,
+            name=f"serve.{model}.{arguments.requests}x{load}.c{concurrency}.b{block_size}{drawn}", model=arguments.model,
             dtype=arguments.dtype, requests=arguments.requests, prompt=prompt, output=output, trace=trace,
             trace_digest=digest, seed=arguments.seed, block_size=block_size, max_num_seqs=concurrency,
-            max_num_tokens=arguments.max_num_tokens, num_blocks=arguments.num_blocks,
+            max_num_tokens=arguments.max_num_tokens, num_blocks=arguments.num_blocks, temperature=arguments.temperature,
+            top_k=arguments.top_k, top_p=arguments.top_p,
         )  # fmt: skip
 
 

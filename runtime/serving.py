@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,8 +53,10 @@ class Served:
         return np.concatenate([np.zeros(0), *(np.diff(times) for times in self.tokens_at.values())])
 
 
-def serve(engine: Engine, trace: Trace, prompts: Sequence[NDArray[np.int32]]) -> Served:
-    """Serve a load from its first request to its last token. Greedy, and the end of a sequence is a token like any other."""
+def serve(
+    engine: Engine, trace: Trace, prompts: Sequence[NDArray[np.int32]], sampling: Callable[[int, int], Sampling]
+) -> Served:
+    """Serve a load from its first request to its last token; `sampling` of its number and its tokens says how each goes on."""
     served, before = Served(), engine.scheduler.num_preemptions
     arrivals = np.zeros(len(trace)) if trace.arrival is None else trace.arrival
     coming = deque(enumerate(arrivals.tolist()))
@@ -66,7 +68,7 @@ def serve(engine: Engine, trace: Trace, prompts: Sequence[NDArray[np.int32]]) ->
             request_id = f"load-{index}"
             served.submitted[request_id] = at
             served.tokens_at[request_id] = []
-            engine.submit(prompts[index], Sampling(max_tokens=int(trace.output[index]), ignore_eos=True), request_id)
+            engine.submit(prompts[index], sampling(index, int(trace.output[index])), request_id)
         if engine.is_idle:
             time.sleep(min(coming[0][1] - now, 1e-3))
             continue

@@ -106,6 +106,14 @@ def ratio(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
+def seconds(value: float | None) -> str:
+    """Return a duration as "5.12 µs", "2.35 ms", "4.00 s"."""
+    if value is None:
+        return MISSING
+    scale = MICROSECONDS if value < 1e-3 else MILLISECONDS if value < 1.0 else SECONDS
+    return f"{scale.show(value, 3)} {scale.unit}"
+
+
 def joules(value: float | None) -> str:
     """Return an energy as "0.21 mJ", "3.1 J"."""
     if value is None:

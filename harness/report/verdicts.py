@@ -21,7 +21,9 @@ from harness.report.markdown import code, escape
 MOST = 50
 #: Rows that a line in the terminal names, and characters of a reason: records have the whole of both.
 LISTED, LENGTH = 4, 200
-_UNITS: Mapping[str, Callable[[float], str]] = {"bytes": units.size, "joules": units.joules, "count": "{:g}".format}
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "bytes": units.size, "joules": units.joules, "seconds": units.seconds, "count": "{:g}".format,
+}
 #: Verdicts that nobody needs to look at row by row.
 CALM = ("SAME", "FASTER", "NEW")
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 #: logits that a program of so many warps looks at together
-TILE, WARPS = 2048, 16
+TILE, WARPS = 8192, 32
 #: columns whose number float32, in which they are counted, still tells apart
 MOST_COLUMNS = 2**24
 

@@ -15,6 +15,7 @@ import pytest
 from harness.cli import main
 from harness.compare import MANY, VERDICTS, common_shift, exit_code, groups, judge, unjudged
 from harness.costs import grown
+from harness.interval import summarise
 from harness.match import Pair, match
 from harness.ops.block_copy import BlockCopyCase
 from harness.pytest_json import load_pytest_json
@@ -237,13 +238,20 @@ def test_a_row_that_no_mean_can_hold_leaves_its_group_unsure():
         ({"kernels": ({**KERNEL, "spill_bytes": 8},)}, True, "spilled bytes"),
         ({"energy_j": 0.0105}, False, ""),
         ({"energy_j": 0.012}, True, "energy a launch"),
-        ({"workspace_bytes": 0, "energy_j": None, "kernels": ()}, False, ""),
+        ({"plan_s": summarise([81e-6] * 5)}, True, "a plan, until the device is through"),
+        ({"plan_s": summarise([79e-6] * 5)}, False, ""),
+        ({"plan_host_s": 20e-6}, True, "a plan on the host"),
+        ({"plan_host_s": 18e-6}, False, ""),
+        ({"host_s": 29e-6}, True, "a launch on the host"),
+        ({"host_s": 27e-6}, False, ""),
+        ({"workspace_bytes": 0, "energy_j": None, "kernels": (), "plan_s": None, "host_s": None}, False, ""),
     ],
     ids=str,
 )
 def test_costs_that_grew_are_found_and_only_those(field, worse, name):
     """Each has its own margin; what shrank or is not known is no news."""
-    found = grown([Pair(old=row(), new=replace(row(), **field))])
+    old = replace(row(), plan_s=summarise([10e-6] * 5), plan_host_s=3e-6, host_s=6e-6)
+    found = grown([Pair(old=old, new=replace(old, **field))])
 
     assert [growth.cost.name for growth in found] == ([name] if worse else [])
 

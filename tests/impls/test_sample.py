@@ -22,7 +22,7 @@ SETTINGS = tuple(
     Sampling(temperature=temperature, top_k=count, top_p=share, seed=seed)
     for seed, (temperature, count, share) in enumerate([
         (1.0, 0, 1.0), (0.2, 0, 1.0), (1e-6, 0, 1.0),
-        (1.0, 1, 1.0), (2.0, 7, 1.0), (3.0, 2499, 1.0), (1.0, 2500, 1.0), (1.0, 9999, 1.0),
+        (1.0, 1, 1.0), (2.0, 7, 1.0), (3.0, 8999, 1.0), (1.0, 9000, 1.0), (1.0, 9999, 1.0),
         (1.0, 0, 1e-9), (1.5, 0, 0.3), (5.0, 0, 0.9), (1.0, 0, 0.999), (1.0, 0, 1 - 1e-12),
         (4.0, 20, 0.5), (1e-6, 3, 0.5), (9.0, 2, 0.99),
     ])
@@ -50,7 +50,7 @@ def rows(count, position=0):
     return made
 
 
-def logits(dtype, kind="normal", columns=2500):
+def logits(dtype, kind="normal", columns=9000):
     values = torch.randn(len(SETTINGS), columns, generator=torch.Generator().manual_seed(len(kind))) * 3
     if kind == "ties":
         values = values.round()
@@ -58,7 +58,7 @@ def logits(dtype, kind="normal", columns=2500):
     if kind == "masked":
         values[:, ::2] = -torch.inf
         values[0] = -torch.inf
-        values[0, 2321] = -5.0
+        values[0, 4321] = -5.0
     if kind == "below zero":
         values -= 40
     return values.to(dtype)

@@ -61,9 +61,17 @@ def test_errors_are_shares_of_what_is_allowed(error, text):
     assert units.of_allowed(error) == text
 
 
+@pytest.mark.parametrize(("value", "text"), [(5.12e-6, "5.12 µs"), (79e-6, "79.0 µs"), (2.346e-3, "2.35 ms"), (4.0, "4.00 s")])
+def test_a_duration_has_the_unit_that_fits_it(value, text):
+    """Microseconds, milliseconds or seconds; three digits."""
+    assert units.seconds(value) == text
+
+
 def test_what_was_not_measured_is_a_dash():
     """None is a dash in every unit, never a zero."""
-    assert {units.percent(None), units.ratio(None), units.joules(None), units.MICROSECONDS.show(None)} == {"-"}
+    shown = {show(None) for show in (units.percent, units.ratio, units.joules, units.seconds, units.MICROSECONDS.show)}
+
+    assert shown == {"-"}
 
 
 @pytest.mark.parametrize(("error", "text"), [

@@ -14,8 +14,10 @@ from runtime import align, measuring
 from runtime import serve as door
 from runtime.attention import StepAttention
 from runtime.clock import StepClock, Timed
+from runtime.engine import Engine
 from runtime.floor import Costs, Rates, floor_s
 from runtime.loads import ServeCase, prompts_of
+from runtime.requests import Sampling
 from runtime.serving import Served, serve
 from runtime.traces import Trace
 from tests.runtime.served import Watched, model, needs_transformers
@@ -57,6 +59,26 @@ def test_a_dry_run_serves_and_records(tmp_path, capsys):
     assert good.params["prefill"] == "torch.gather[NHD]"
     assert "torch.gather[NHD]" in out
     assert "unsupported: " in out
+
+
+@needs_transformers
+def test_a_load_is_sampled_where_it_is_asked_for(tmp_path, monkeypatch):
+    """Another case than greedy, its settings in its name; each request draws by a seed of its own."""
+    seen, submit = [], Engine.submit
+    monkeypatch.setattr(Engine, "submit", lambda self, prompt, sampling, name: (
+        seen.append(sampling), submit(self, prompt, sampling, name)
+    ))
+    _, (greedy,) = dry(tmp_path / "greedy", "--impl", "torch.gather[NHD]")
+    seen.clear()
+    code, (sampled,) = dry(
+        tmp_path / "sampled", "--impl", "torch.gather[NHD]", "--temperature", "0.8", "--top-k", "50", "--top-p", "0.9"
+    )
+
+    assert (code, sampled.status, sampled.serving["num_output_tokens"]) == (0, "ok", 48)
+    assert sampled.case == greedy.case + ".t0.8.k50.p0.9"
+    assert sampled.case_digest != greedy.case_digest
+    assert {(s.temperature, s.top_k, s.top_p, s.ignore_eos) for s in seen} == {(0.8, 50, 0.9, True)}
+    assert {s.seed for s in seen} == set(range(6))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +142,11 @@ def test_an_engine_that_fails_is_a_row_that_failed(tmp_path, monkeypatch):
         (("--num-blocks", "0"), "num_blocks must be at least 1"),
         (("--impl", "torch.gathr"), "no implementation matches 'torch.gathr'"),
         (("--prefill", "torch.gather[XYZ]"), "no implementation matches"),
+        (("--temperature", "-1"), "temperature must be a number, 0"),
+        (("--temperature", "nan"), "temperature must be a number, 0"),
+        (("--temperature", "1", "--top-k", "-1"), "top_k must be a whole number"),
+        (("--temperature", "1", "--top-p", "1.5"), "top_p must be above 0 and at most 1"),
+        (("--top-k", "5"), r"top_k and top_p are for a temperature above 0 \(got \(5, 1.0\)\)"),
     ],
 )
 def test_words_that_cannot_be_meant_are_refused(words, rule, tmp_path):
@@ -191,7 +218,11 @@ def test_times_are_those_of_tokens():
 def test_requests_come_when_they_arrive():
     """A request is not served before its time, and its TTFT counts from then on."""
     trace = Trace(name="t", prompt=np.array([5, 5]), output=np.array([3, 3]), arrival=np.array([0.0, 0.3]))
-    served = serve(Watched(model()), trace, prompts_of(trace, 512, 0))
+
+    def greedy(index, max_tokens):
+        return Sampling(max_tokens=max_tokens, ignore_eos=True)
+
+    served = serve(Watched(model()), trace, prompts_of(trace, 512, 0), greedy)
 
     assert served.tokens_at["load-0"][-1] < 0.3 < served.tokens_at["load-1"][0]
     assert (served.first_token_s() < 0.3).all()
