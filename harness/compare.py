@@ -26,6 +26,8 @@ VERDICTS = ("WRONG", "SLOWER", "UNSURE", "MISSING", "NEW", "FASTER", "SAME")
 GROUPS = ("worst", "geomean")
 #: By device kind, the share of a time within which a difference is none.
 THRESHOLD: Mapping[str, float] = {"cuda": 0.01, "cpu": 0.05}
+#: The same where two GPUs of a kind took the times: as far as unchanged kernels on them have differed, docs/regressions.md.
+ACROSS_GPUS = 0.08
 #: Of a row's interval, taken alone.
 CONFIDENCE = 0.95
 #: Rows from which on a change that all have in common is told.
@@ -76,12 +78,12 @@ def judge(
 ) -> list[Judged]:
     """Judge every pair that can be; rows that have no time on either side, and are not wrong, are left to `unjudged`.
 
-    threshold    in place of THRESHOLD of the device's kind
+    threshold    in place of THRESHOLD of the device's kind, and of ACROSS_GPUS
     num_tests    judge each row as the one that changed among so many, instead of by what the others show
     """
     settled: list[Judged | tuple[Pair, Difference]] = [_weigh(pair, measure) for pair in pairs if not _is_untimed(pair)]
     measured = [item for item in settled if isinstance(item, tuple)]
-    bounds = [_bound(pair.record, threshold) for pair, _ in measured]
+    bounds = [_bound(pair, threshold) for pair, _ in measured]
     single = [min(d.p_above(bound), d.p_below(1 / bound)) for (_, d), bound in zip(measured, bounds, strict=True)]
     adjusted = holm(single) if num_tests is None else [min(1.0, num_tests * p) for p in single]
     ruled = iter(
@@ -130,9 +132,17 @@ def _state(record: Record | None) -> str:
     return "not timed" if record.status == "ok" else f"{record.status}: {record.reason}"
 
 
-def _bound(record: Record, threshold: float | None) -> float:
+def is_across_gpus(pair: Pair) -> bool:
+    """Whether two GPUs took a pair's times, as far as their records say which."""
+    gpus = {record.unit.get("uuid") for record in (pair.old, pair.new) if record}
+    return len(gpus) == 2 and None not in gpus
+
+
+def _bound(pair: Pair, threshold: float | None) -> float:
     """The ratio up to which a difference is none."""
-    return 1.0 + (THRESHOLD.get(record.device_kind, THRESHOLD["cpu"]) if threshold is None else threshold)
+    if threshold is not None:
+        return 1.0 + threshold
+    return 1.0 + (ACROSS_GPUS if is_across_gpus(pair) else THRESHOLD.get(pair.record.device_kind, THRESHOLD["cpu"]))
 
 
 def _rule(difference: Difference, bound: float, adjusted: float, num_tests: int) -> tuple[str, str]:
@@ -163,8 +173,7 @@ def _labels(pair: Pair, verdict: str) -> tuple[str, ...]:
             labels.append("kernel changed")
         elif verdict in ("SLOWER", "FASTER"):
             labels.append("environment: the kernel's binary is the same")
-    gpus = {record.unit.get("uuid") for record in (old, new)}
-    if verdict != "SAME" and len(gpus) == 2 and None not in gpus:
+    if verdict != "SAME" and is_across_gpus(pair):
         labels.append("another GPU of the kind")
     labels += [f"{name} {_shown(a)} -> {_shown(b)}" for name, a, b in changes(old.params, new.params)]
     labels += [flag for flag in new.flags if flag not in old.flags and not flag.startswith(("workspace", "energy"))]
@@ -204,7 +213,7 @@ def common_shift(judged: Sequence[Judged], threshold: float | None = None) -> fl
     if len(logs) < MANY:
         return None
     shift = statistics.median(logs)
-    return math.exp(shift) if abs(shift) > math.log(_bound(judged[0].record, threshold)) / 2 else None
+    return math.exp(shift) if abs(shift) > math.log(min(_bound(row.pair, threshold) for row in judged)) / 2 else None
 
 
 def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -> list[Group]:
@@ -223,7 +232,7 @@ def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -
         for row, items in rows.items()
         if any(item.difference for item in items) and all(item.verdict != "WRONG" for item in items)
     }
-    bounds = {row: _bound(rows[row][0].record, threshold) for row in means}
+    bounds = {row: max(_bound(item.pair, threshold) for item in rows[row]) for row in means}
     adjusted = holm([min(mean.p_above(bounds[row]), mean.p_below(1 / bounds[row])) for row, mean in means.items()])
     corrected = dict(zip(means, adjusted, strict=True))
     made = []

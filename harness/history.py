@@ -31,6 +31,7 @@ class Point:
     """One row of one run: the median of its visits in seconds, and the revision that was measured.
 
     kernel    digests of its binaries in one word, "" where none are known
+    unit      UUID of the GPU, "" where none is known
     """
 
     run: str
@@ -45,6 +46,7 @@ class Point:
     params: Mapping[str, Any]
     launch_s: float
     kernel: str = ""
+    unit: str = ""
     schema: int = SCHEMA
 
     @property
@@ -80,6 +82,7 @@ def points(records: Sequence[Record]) -> list[Point]:
             params=dict(record.params),
             launch_s=record.launch_s.median,
             kernel=" ".join(sorted(str(kernel.get("digest", ""))[:12] for kernel in record.kernels)),
+            unit=str(record.unit.get("uuid") or ""),
         )
         for record in latest(records)
         if record.launch_s and record.launch_s.median > 0

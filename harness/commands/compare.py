@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.baseline import BASELINES, load_baseline
 from harness.commands.run import RUNS
 from harness.commands.selection import add_device, layouts_of, registry_of
-from harness.compare import GROUPS, THRESHOLD, Judged, groups, judge, unjudged
+from harness.compare import ACROSS_GPUS, GROUPS, THRESHOLD, Judged, groups, judge, unjudged
 from harness.costs import grown
 from harness.match import latest, match, settings
 from harness.names import UsageError, path_of, split_names
@@ -49,6 +49,7 @@ def add_judging(parser: argparse.ArgumentParser) -> None:
     """Add what decides over verdicts and how they are told."""
     add = parser.add_argument
     shares = ", ".join(f"{100 * share:g}%% on {kind}" for kind, share in THRESHOLD.items())
+    shares += f", {100 * ACROSS_GPUS:g}%% between two GPUs of a kind"
     add("--threshold", type=share_of, metavar="SHARE", help=f"a difference within it is none, e.g. 2%% (default: {shares})")
     add("--group", choices=GROUPS, help="one verdict an implementation: its worst row's, or its geometric mean's")
     add("--strict-peers", action="store_true", help="peers count for the exit code, too")

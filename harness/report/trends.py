@@ -57,12 +57,13 @@ def step_words(line: Sequence[Point], step: Step) -> str:
     """Return a step in words: by how much, at which revision and run, and how sure that is."""
     before, after = line[step.at - 1], line[step.at]
     where = f"at revision {after.revision} (run {after.run}; before it {before.revision}, run {before.run})"
-    return f"{change(step.ratio)} {where}{same_binary(before, after)}, p = {step.probability:.1g}"
+    return f"{change(step.ratio)} {where}{remarks(before, after)}, p = {step.probability:.1g}"
 
 
-def same_binary(before: Point, after: Point) -> str:
-    """Return a remark where two runs had the same kernel: then it was the environment that changed."""
-    return ", same binary" if before.kernel and before.kernel == after.kernel else ""
+def remarks(before: Point, after: Point) -> str:
+    """Say where two runs had the same kernel, or another GPU of the kind: then it was the environment that changed."""
+    same = ", same binary" if before.kernel and before.kernel == after.kernel else ""
+    return same + (", another GPU of the kind" if before.unit and after.unit and before.unit != after.unit else "")
 
 
 def step_table(trends: Sequence[Trend]) -> Table:
@@ -71,7 +72,7 @@ def step_table(trends: Sequence[Trend]) -> Table:
     for trend in trends:
         for step in trend.steps:
             before, after = trend.points[step.at - 1], trend.points[step.at]
-            revision = f"{before.revision} to {after.revision}{same_binary(before, after)}"
+            revision = f"{before.revision} to {after.revision}{remarks(before, after)}"
             lines.append((trend.name, revision, after.run, change(step.ratio), f"{step.probability:.1g}"))
     return Table(heads=("row", "revision", "first run", "change", "p"), lines=tuple(lines), words=3)
 

@@ -67,6 +67,12 @@ class Comparison:
         changed = compare.toolchain_changes(self.judged)
         if changed:
             made.append("Changed between the two: " + ", ".join(f"{name} {a} -> {b}" for name, a, b in changed) + ".")
+        across = sum(compare.is_across_gpus(row.pair) and row.difference is not None for row in self.judged)
+        if across and self.threshold is None:
+            made.append(
+                f"Two GPUs of the kind took the times of {units.count(across, 'row')}, which are held to"
+                f" {100 * compare.ACROSS_GPUS:g}%: unchanged kernels differ by as much. `pagedbench ab` on one GPU sees less."
+            )
         shift = compare.common_shift(self.judged, self.threshold)
         if shift is not None:
             made.append(f"Half of all rows moved by {change(shift)} or more: look at the device and the toolchain first.")
@@ -216,6 +222,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], style: str) -> 
 
 def plain_data(comparison: Comparison) -> dict[str, Any]:
     """Return the whole comparison as JSON has it; times in seconds, ratios new over old."""
+    thresholds = {**compare.THRESHOLD, "across_gpus": compare.ACROSS_GPUS}
     return {
         "schema": 1,
         "old": comparison.old,
@@ -223,7 +230,7 @@ def plain_data(comparison: Comparison) -> dict[str, Any]:
         "exit_code": comparison.exit_code,
         "headline": headline(comparison),
         "counts": comparison.counts,
-        "threshold": comparison.threshold if comparison.threshold is not None else dict(compare.THRESHOLD),
+        "threshold": thresholds if comparison.threshold is None else comparison.threshold,
         "rows": [_row_data(row) for row in comparison.judged],
         "groups": None if comparison.groups is None else [_group_data(group) for group in comparison.groups],
         "costs": [

@@ -189,20 +189,23 @@ def history(tmp_path):
     """Twelve runs of three rows; from the seventh on, at revision r6, case.1 takes 4% longer."""
     folder = tmp_path / "history"
     for i in range(12):
-        records = a_run(f"run{i:02}", seed=i, slow=(1,) if i >= 6 else (), by=1.04, toolchain={"revision": f"r{i}"})
+        gpu = {"uuid": "GPU-1" if i < 6 else "GPU-2"}
+        records = a_run(
+            f"run{i:02}", seed=i, slow=(1,) if i >= 6 else (), by=1.04, toolchain={"revision": f"r{i}"}, unit=gpu
+        )
         assert main(["history", "add", str(save(tmp_path / f"run{i}", records)), "--history", str(folder)]) == 0
     return folder
 
 
 def test_show_names_the_revision_that_brought_the_step(history, capsys):
-    """With the one before it, the size, and that the binary is the same."""
+    """With the one before it, the size, and that the binary is the same and the GPU is not."""
     capsys.readouterr()
     assert main(["history", "show", "--history", str(history)]) == 0
 
     said = capsys.readouterr().out
     (step,) = [line for line in said.splitlines() if "at revision" in line]
     assert step.startswith("cuda.split_kv[HND] on case.1: +3.") or step.startswith("cuda.split_kv[HND] on case.1: +4.")
-    assert "at revision r6 (run run06; before it r5, run run05), same binary" in step
+    assert "at revision r6 (run run06; before it r5, run run05), same binary, another GPU of the kind, p = " in step
 
 
 def test_show_as_json_and_of_chosen_rows(history, capsys):
