@@ -71,7 +71,7 @@ class Comparison:
         if across and self.threshold is None:
             made.append(
                 f"Two GPUs of the kind took the times of {units.count(across, 'row')}, which are held to"
-                f" {100 * compare.ACROSS_GPUS:g}%: unchanged kernels differ by as much. `pagedbench ab` on one GPU sees less."
+                f" {100 * compare.ACROSS_GPUS:g}%: unchanged kernels differ by as much. pagedbench ab on one GPU sees less."
             )
         shift = compare.common_shift(self.judged, self.threshold)
         if shift is not None:
