@@ -89,7 +89,7 @@ def judge(
     ruled = iter(
         Judged(pair=pair, verdict=verdict, reason=reason, difference=difference, labels=_labels(pair, verdict))
         for (pair, difference), bound, p in zip(measured, bounds, adjusted, strict=True)
-        for verdict, reason in [_rule(difference, bound, p, num_tests or len(measured))]
+        for verdict, reason in [_doubted(pair, *_rule(difference, bound, p, num_tests or len(measured)))]
     )
     return [next(ruled) if isinstance(item, tuple) else item for item in settled]
 
@@ -159,6 +159,14 @@ def _rule(difference: Difference, bound: float, adjusted: float, num_tests: int)
         return "UNSURE", f"beyond {share} taken alone; of {num_tests} rows one may well look like this (p = {adjusted:.1g})"
     which = "SAME or FASTER" if high < bound else "SAME or SLOWER" if low > 1 / bound else "either way"
     return "UNSURE", f"{which}: the interval reaches across {share}; too few samples for their noise, or too near to it"
+
+
+def _doubted(pair: Pair, verdict: str, reason: str) -> tuple[str, str]:
+    """No alarm rests on a time that two timers disagree about, unless they did before: then like is held against like."""
+    doubts = [any(flag.startswith("timers disagree") for flag in record.flags) for record in (pair.old, pair.new) if record]
+    if verdict in ("SLOWER", "FASTER") and len(set(doubts)) == 2:
+        return "UNSURE", f"{verdict} by its visits, of which timers disagree in the {'new' if doubts[1] else 'old'} run alone"
+    return verdict, reason
 
 
 def _labels(pair: Pair, verdict: str) -> tuple[str, ...]:

@@ -177,6 +177,20 @@ def test_a_time_of_another_gpu_is_labelled():
     assert verdict(old, row(seed=1, unit=second)).labels == ()
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"), [(False, True, "UNSURE"), (True, False, "UNSURE"), (True, True, "SLOWER")]
+)
+def test_no_alarm_rests_on_a_time_that_timers_disagree_about(before, after, wanted):
+    """Of one run alone; where they disagreed before, too, like is held against like."""
+    flag = ("timers disagree: events say 0.000155 s, the second opinion 0.000163 s",)
+    found = verdict(row(flags=flag * before), row(seconds=105e-6, seed=1, flags=flag * after))
+
+    assert found.verdict == wanted
+    if wanted == "UNSURE":
+        which = "new" if after else "old"
+        assert found.reason == f"SLOWER by its visits, of which timers disagree in the {which} run alone"
+
+
 def test_times_of_two_gpus_are_held_to_what_gpus_of_a_kind_differ_by():
     """By 5% on another card nobody is woken, and the page says why; on the same card, or told a threshold, it is SLOWER."""
     first, second = ({"name": "cuda:0", "uuid": uuid} for uuid in ("GPU-1", "GPU-2"))
