@@ -55,8 +55,10 @@ class ServeCase(Case):
         self.require_count("seed")
         for field in () if self.trace else ("prompt", "output"):
             span(getattr(self, field), f"{self.name}: {field}")
+        self.require_fraction("temperature", lambda _: True, "must be a number")
+        self.require_fraction("top_p", lambda _: True, "must be a number")
         try:
-            greedy = self.sampling(0, 1).is_greedy
+            greedy = self.sampling(self.requests - 1, 1).is_greedy
         except InvalidRequest as error:
             raise CaseError(f"{self.name}: {error}") from error
         filters = (self.top_k, self.top_p)
@@ -64,9 +66,9 @@ class ServeCase(Case):
 
     def sampling(self, index: int, max_tokens: int) -> Sampling:
         """Of request `index`. The end of a sequence is a token like any other."""
+        seed = self.seed + index if self.temperature else 0
         return Sampling(
-            max_tokens=max_tokens, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed + index,
-            ignore_eos=True,
+            max_tokens=max_tokens, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=seed, ignore_eos=True,
         )
 
     def load(self) -> Trace:

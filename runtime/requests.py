@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from runtime.tokens import as_tokens
 
 LARGEST_SEED = 2**63 - 1
-COLDEST = 1e-6  # below, logits over the temperature are beyond what float32 tells apart, or holds
+COLDEST, HOTTEST = 1e-6, 1e30  # temperatures, by which logits divide to numbers that float32 holds
 
 
 class InvalidRequest(ValueError):
@@ -24,7 +24,7 @@ class Sampling:
     """How a request's tokens are chosen, and when it ends.
 
     max_tokens        new tokens, at most
-    temperature       0 is greedy; else 1e-6 or more
+    temperature       0 is greedy; else 1e-6 to 1e30
     top_k             the k likeliest tokens; 0 is all. Those as likely as the k-th count as well
     top_p             the fewest tokens that have this probability together, of those that top_k leaves
     seed              of the noise: with it a token follows from the logits, whoever else is in the batch
@@ -49,8 +49,8 @@ class Sampling:
         rules = (
             (_is_count(self.max_tokens, 1), "max_tokens must be at least 1", self.max_tokens),
             (
-                _is_real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
-                f"temperature must be a number, 0 (greedy) or at least {COLDEST}", self.temperature,
+                _is_real(self.temperature) and (self.temperature == 0 or COLDEST <= self.temperature <= HOTTEST),
+                f"temperature must be a number, 0 (greedy) or {COLDEST} to {HOTTEST}", self.temperature,
             ),
             (_is_count(self.top_k, 0), "top_k must be a whole number, 0 for all", self.top_k),
             (_is_real(self.top_p) and 0 < self.top_p <= 1, "top_p must be above 0 and at most 1", self.top_p),
@@ -79,7 +79,8 @@ class Sampling:
 
 
 def _is_real(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # just looked at
+    """Finite, and no whole number beyond what a float holds."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # just looked at
 
 
 def _is_count(value: object, least: int) -> bool:

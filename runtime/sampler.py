@@ -41,7 +41,7 @@ def sample(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
     temperatures, shares_there = upload(torch.tensor(broken, dtype=torch.float32), device)
     if kernel := _kernel(device.type):
         return kernel(logits, temperatures, counts_there, shares_there, keys_there, MIXING)
-    ranks, scores = rank(logits), logits / temperatures[:, None]  # in f32, whatever they are
+    ranks, scores = rank(logits), scores_of(logits, temperatures[:, None])
     if min(counts, default=most) < most:
         scores = torch.where(ranks >= top_k(ranks, counts_there[:, None]), scores, -torch.inf)
     if min(shares, default=1) < 1:
@@ -65,6 +65,12 @@ def _kernel(device_kind: str) -> Callable[..., torch.Tensor] | None:
     from impls.triton import sample as page
 
     return page.sample
+
+
+def scores_of(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """f32, 0 for the row's largest logit: a low temperature leaves room for noise. As they are where that is infinite."""
+    largest = logits.float().amax(-1, keepdim=True)
+    return (logits - torch.where(largest.isfinite(), largest, 0.0)) / temperatures
 
 
 def rank(logits: torch.Tensor) -> torch.Tensor:
@@ -119,9 +125,17 @@ def gumbel(keys: torch.Tensor, num_columns: int) -> torch.Tensor:
     golden, mix_1, mix_2 = MIXING
     bits = keys + torch.arange(num_columns, device=keys.device) * golden
     bits = (bits ^ _shifted(bits, 30)) * mix_1
-    bits = (bits ^ _shifted(bits, 27)) * mix_2  # what the finaliser does after this changes none of the first 31 bits
-    uniform = (_shifted(bits, 41).float() + 0.5) / 2**23  # inside (0, 1); of 24 bits the largest would be rounded to 1
-    return -torch.log(-torch.log(uniform))
+    bits = (bits ^ _shifted(bits, 27)) * mix_2
+    bits = bits ^ _shifted(bits, 31)
+    return gumbel_of((_shifted(bits, 24).float() + 0.5) / 2**40)
+
+
+def gumbel_of(uniform: torch.Tensor) -> torch.Tensor:
+    """Gumbel's distribution of f32 between 0 and 1: of 40 bits the largest noise is 28, for tokens as rare as 2^-40.
+
+    Of shares next to 1, which are rounded to it, the noise would be -inf, below what a filter excludes.
+    """
+    return -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2**-24)))
 
 
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:

@@ -115,7 +115,7 @@ def cases_of(arguments: argparse.Namespace) -> Iterator[ServeCase]:
     digest = file_digest(Path(trace)) if trace and trace not in LENGTHS else ""
     model = Path(arguments.model).stem.lower().replace("_", "-")
     lengths = [("", "")] if trace else itertools.product(arguments.prompt.split(","), arguments.output.split(","))
-    drawn = "".join(f".{letter}{value:g}" for letter, value, usual in (
+    drawn = "".join(f".{letter}{value}".replace("+", "") for letter, value, usual in (
         ("t", arguments.temperature, 0), ("k", arguments.top_k, 0), ("p", arguments.top_p, 1)
     ) if value != usual)
     sizes = itertools.product(numbers(arguments, "block_size"), numbers(arguments, "concurrency"))

@@ -1,6 +1,6 @@
 """Tokens from logits in one kernel, a program a row: what runtime/sampler.py says, there in some hundred launches.
 
-A row is read once for its token; under top-p once more for its largest logit and once for its weight; and for each of the two
+A row is read once for its largest logit and once for its token; under top-p once more for its weight; and for each of the two
 filters eight times, sixteen in float32: their thresholds are found two bits at a time. Sums are taken in an order that follows
 from the row's length alone, so a row gets the same token in any batch.
 """
@@ -37,15 +37,26 @@ def ranks(logits, bits: tl.constexpr):
 
 
 @triton.jit
-def scaled(logits, temperature):
-    return tl.div_rn(logits.to(tl.float32), temperature)
+def scores_of(logits, largest, temperature):
+    """0 for the row's largest, so that a low temperature leaves room for noise."""
+    return tl.div_rn(logits.to(tl.float32) - largest, temperature)
+
+
+@triton.jit
+def largest_of(row, num_columns, tile: tl.constexpr):
+    """The row's largest logit; 0 where it is infinite, from which nothing can be subtracted."""
+    maxima = tl.full([tile], float("-inf"), tl.float32)
+    for start in range(0, num_columns, tile):
+        maxima = tl.maximum(maxima, load(row, start, num_columns, tile).to(tl.float32))
+    largest = tl.max(maxima)
+    return tl.where(tl.abs(largest) < float("inf"), largest, 0.0)
 
 
 @triton.jit
 def threshold(
-    row, num_columns, temperature, largest, least, limit, is_weighed: tl.constexpr, bits: tl.constexpr, tile: tl.constexpr
+    row, num_columns, largest, temperature, least, limit, is_weighed: tl.constexpr, bits: tl.constexpr, tile: tl.constexpr
 ):
-    """The smallest rank above which there is less than `limit` in weight: one each, or e^(score - largest) from `least` on."""
+    """The smallest rank above which there is less than `limit` in weight: one each, or e^score from `least` on."""
     found = tl.zeros([], tl.uint32)
     digit = tl.full([], 2 ** (bits - 2), tl.uint32)
     for _ in range(bits // 2):
@@ -58,7 +69,7 @@ def threshold(
             rank = ranks(logits, bits)
             weight = tl.full([tile], 1.0, tl.float32)
             if is_weighed:
-                weight = tl.where(rank >= least, tl.exp(scaled(logits, temperature) - largest), 0.0)
+                weight = tl.where(rank >= least, tl.exp(scores_of(logits, largest, temperature)), 0.0)
             above_0 += tl.where(rank > last, weight, 0.0)
             above_1 += tl.where(rank > last + digit, weight, 0.0)
             above_2 += tl.where(rank > last + 2 * digit, weight, 0.0)
@@ -73,19 +84,14 @@ def threshold(
 
 
 @triton.jit
-def top_p(row, num_columns, temperature, share, least, bits: tl.constexpr, tile: tl.constexpr):
+def top_p(row, num_columns, largest, temperature, share, least, bits: tl.constexpr, tile: tl.constexpr):
     """The smallest rank above which there is less than `share` of what weighs from `least` on."""
-    maxima = tl.full([tile], float("-inf"), tl.float32)
-    for start in range(0, num_columns, tile):
-        logits = load(row, start, num_columns, tile)
-        maxima = tl.maximum(maxima, scaled(logits, temperature))
-    largest = tl.max(maxima)
     sums = tl.zeros([tile], tl.float32)
     for start in range(0, num_columns, tile):
         logits = load(row, start, num_columns, tile)
-        sums += tl.where(ranks(logits, bits) >= least, tl.exp(scaled(logits, temperature) - largest), 0.0)
+        sums += tl.where(ranks(logits, bits) >= least, tl.exp(scores_of(logits, largest, temperature)), 0.0)
     limit = share * tl.sum(sums)
-    return threshold(row, num_columns, temperature, largest, least, limit, True, bits, tile)
+    return threshold(row, num_columns, largest, temperature, least, limit, True, bits, tile)
 
 
 @triton.jit
@@ -94,8 +100,10 @@ def noise(key, columns, golden, mix_1, mix_2):
     bits = key + columns.to(tl.uint64) * golden
     bits = (bits ^ (bits >> 30)) * mix_1
     bits = (bits ^ (bits >> 27)) * mix_2
-    uniform = ((bits >> 41).to(tl.float32) + 0.5) / 8388608.0
-    return -tl.log(-tl.log(uniform))
+    bits = bits ^ (bits >> 31)
+    uniform = tl.minimum(((bits >> 24).to(tl.float32) + 0.5) / 1099511627776.0, 1 - 5.9604644775390625e-08)
+    near_0 = uniform * (1.0 + uniform * (0.5 + uniform * (1.0 / 3 + uniform * 0.25)))  # where 1 - uniform has lost bits
+    return -tl.log(tl.where(uniform < 0.015625, near_0, -tl.log(1.0 - uniform)))
 
 
 #: addresses that depend on the number of rows, for which nothing is to be compiled anew
@@ -115,18 +123,19 @@ def draw(
     golden = golden_number.to(tl.uint64, bitcast=True)
     mix_1, mix_2 = mix_number_1.to(tl.uint64, bitcast=True), mix_number_2.to(tl.uint64, bitcast=True)
 
+    largest = largest_of(row, num_columns, tile)
     least = tl.zeros([], tl.uint32)
     if count < num_columns:
-        least = threshold(row, num_columns, temperature, 0.0, least, count.to(tl.float32), False, bits, tile)
+        least = threshold(row, num_columns, largest, temperature, least, count.to(tl.float32), False, bits, tile)
     if share < 1.0:
-        least = tl.maximum(least, top_p(row, num_columns, temperature, share, least, bits, tile))
+        least = tl.maximum(least, top_p(row, num_columns, largest, temperature, share, least, bits, tile))
 
     best = tl.full([tile], float("-inf"), tl.float32)
     places = tl.zeros([tile], tl.int32)
     for start in range(0, num_columns, tile):
         columns = start + tl.arange(0, tile)
         values = load(row, start, num_columns, tile)
-        sums = scaled(values, temperature) + noise(key, columns, golden, mix_1, mix_2)
+        sums = scores_of(values, largest, temperature) + noise(key, columns, golden, mix_1, mix_2)
         sums = tl.where(ranks(values, bits) >= least, sums, float("-inf"))
         is_better = sums > best
         best, places = tl.where(is_better, sums, best), tl.where(is_better, columns, places)

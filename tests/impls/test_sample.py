@@ -14,6 +14,7 @@ from impls.triton.interpreter import has_interpreter, why_missing
 from runtime import sampler
 from runtime.groups import Group, Sequence
 from runtime.requests import Request, Sampling
+from tests.runtime.test_sampler import key_that_gives
 
 pytestmark = pytest.mark.skipif(not has_interpreter(), reason="needs triton 3.7 or newer")
 
@@ -61,6 +62,8 @@ def logits(dtype, kind="normal", columns=9000):
         values[0, 4321] = -5.0
     if kind == "below zero":
         values -= 40
+        values[3, 17] = torch.inf
+        values[4] = -torch.inf
     return values.to(dtype)
 
 
@@ -95,6 +98,19 @@ def test_a_row_of_rows_that_lie_apart_is_read_where_it_lies(kernel):
     assert torch.equal(
         sampler.sample(wide[:, : values.shape[1]], rows(len(values))), sampler.sample(values, rows(len(values)))
     )
+
+
+@pytest.mark.parametrize(("logit", "wanted"), [(-20.0, 0), (-29.0, None)])
+def test_noise_has_40_bits(kernel, logit, wanted):
+    """A token whose noise is 28.4, the largest, is drawn 20 below the others, of which none has more than 16; not 29 below."""
+    from impls.triton.sample import sample
+
+    values = torch.zeros(1, 300)
+    values[0, 0] = logit
+    ones = torch.ones(1)
+    token = sample(values, ones, torch.tensor([300]), ones, key_that_gives(0xABCDEF)[0], sampler.MIXING).item()
+
+    assert token == wanted if wanted is not None else token != 0
 
 
 def test_no_rows_give_no_tokens(kernel):

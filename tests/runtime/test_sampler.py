@@ -10,7 +10,7 @@ import torch
 
 from runtime.groups import Group, Sequence
 from runtime.requests import Request, Sampling
-from runtime.sampler import gumbel, noise_keys, rank, sample, top_k, top_p
+from runtime.sampler import gumbel, gumbel_of, noise_keys, rank, sample, top_k, top_p
 
 
 def logits(rows=5, columns=301, seed=0):
@@ -117,10 +117,10 @@ def split_mix(key):
 
 
 def test_noise_is_made_of_splitmix64():
-    """Of the first 23 bits of its numbers from the key on, a column each."""
+    """Of the first 40 bits of its numbers from the key on, a column each."""
     keys = noise_keys([3], [1], [4])
-    numbers = [split_mix(int(keys[0]) + (column - 1) * GOLDEN) >> 41 for column in range(50)]
-    wanted = [-math.log(-math.log((number + 0.5) / 2**23)) for number in numbers]
+    numbers = [split_mix(int(keys[0]) + (column - 1) * GOLDEN) >> 24 for column in range(50)]
+    wanted = [-math.log(-math.log1p(-(number + 0.5) / 2**40)) for number in numbers]
 
     assert gumbel(torch.from_numpy(keys)[:, None], 50)[0].tolist() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
@@ -133,16 +133,49 @@ def test_a_key_is_splitmix64s_number_of_seed_then_answer_then_position(seed, ind
     assert noise_keys([seed], [index], [position]).view("uint64").tolist() == [wanted]
 
 
-def test_the_largest_noise_is_a_number():
-    """At position 42 of seed 0 the first 24 bits of column 9454 are ones; noise of infinity would draw it, filtered or not."""
-    (sequence,) = rows(Sampling(temperature=1.0, top_k=1))
-    sequence.num_pending = 42
-    scores = torch.zeros(1, 151_936)
-    scores[0, 7] = 1.0
-    noise = gumbel(torch.from_numpy(noise_keys([0], [0], [42]))[:, None], 151_936)
+def test_noise_is_a_number_at_both_ends():
+    """Of infinity it would draw what is filtered, of minus infinity what a filter has left alone would not be drawn."""
+    found = gumbel_of(torch.tensor([0.5 / 2**40, 1.5 / 2**40, 0.01, 0.5, 1 - 2**-24, 1.0]))
 
-    assert (noise.argmax().item(), noise.max().item()) == (9454, pytest.approx(24 * math.log(2), rel=1e-6))
-    assert sample(scores, [sequence]).tolist() == [7]
+    assert found.tolist() == pytest.approx([28.419, 27.320, 4.6, 0.36651, -2.8113, -2.8113], abs=1e-3)
+
+
+def key_that_gives(bits):
+    """The key of which column 0 has these 64 bits: SplitMix64's finaliser backwards."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        found = bits
+        for _ in range(64 // shift):
+            found = bits ^ (found >> shift)
+        bits = found * pow(factor, -1, 2**64) % 2**64
+    return torch.tensor([[bits - 2**64 if bits >= 2**63 else bits]])
+
+
+@pytest.mark.parametrize(("bits", "wanted"), [(0xABCDEF, 28.419), (1 << 24, 27.320), (2**64 - 1, -2.8113), (1 << 63, 0.36651)])
+def test_noise_has_40_bits(bits, wanted):
+    """So that tokens of a chance of 1e-9 are drawn as often as they should be; of 24 bits 16.6 would be the largest."""
+    assert gumbel(key_that_gives(bits), 1).item() == pytest.approx(wanted, abs=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-3])
+def test_equal_logits_are_drawn_equally_often_at_any_temperature(temperature):
+    """Where all scores were large, noise would be rounded away and the first of them drawn."""
+    count = 1500
+    scores = torch.tensor([[10.0, 20.0, 20.0, 20.0]]).expand(count, -1)
+    drawn = sample(scores, rows(*(Sampling(temperature=temperature, seed=seed) for seed in range(count))))
+    found = torch.bincount(drawn, minlength=4)
+
+    assert found[0] == 0
+    assert (found[1:] - count / 3).abs().max() <= 4 * math.sqrt(count * 2 / 9)
+
+
+@pytest.mark.parametrize("largest", [math.inf, -math.inf])
+def test_infinite_logits_leave_a_token(largest):
+    """The one that is infinite, or any of a row in which nothing may be drawn."""
+    scores = torch.full((1, 8), -math.inf)
+    scores[0, 5] = largest
+    (token,) = sample(scores, rows(Sampling(temperature=0.5, top_k=3, top_p=0.5))).tolist()
+
+    assert token == 5 if largest > 0 else 0 <= token < 8
 
 
 def test_samples_follow_the_chances():

@@ -82,6 +82,26 @@ def test_a_load_is_sampled_where_it_is_asked_for(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("--temperature", "1", "--top-k", "1000000"), ".t1.0.k1000000"),
+        (("--temperature", "1e20", "--top-p", "0.9999999"), ".t1e20.p0.9999999"),
+        (("--seed", str(2**63 - 2)), ""),
+    ],
+)
+def test_a_name_has_every_digit_of_what_is_asked_for(words, wanted):
+    """And no sign that names must not have; a seed that greedy requests have no use for may be any."""
+    parser = argparse.ArgumentParser()
+    door.add_arguments(parser)
+    (case,) = door.cases_of(parser.parse_args(
+        ["--model", "m", "--requests", "9", "--prompt", "5", "--output", "6", "--concurrency", "7", *words,
+         "--dtype", "f32", "--max-num-tokens", "99"]
+    ))
+
+    assert case.name == f"serve.m.9x5.6.c7.b16{wanted}"
+
+
+@pytest.mark.parametrize(
     ("globs", "wanted"),
     [
         ("torch.gather,cuda.per_tok*", ["torch.gather", "cuda.per_token"]),
@@ -143,9 +163,11 @@ def test_an_engine_that_fails_is_a_row_that_failed(tmp_path, monkeypatch):
         (("--impl", "torch.gathr"), "no implementation matches 'torch.gathr'"),
         (("--prefill", "torch.gather[XYZ]"), "no implementation matches"),
         (("--temperature", "-1"), "temperature must be a number, 0"),
-        (("--temperature", "nan"), "temperature must be a number, 0"),
+        (("--temperature", "nan"), "temperature must be a number .got nan"),
         (("--temperature", "1", "--top-k", "-1"), "top_k must be a whole number"),
         (("--temperature", "1", "--top-p", "1.5"), "top_p must be above 0 and at most 1"),
+        (("--temperature", "1e31"), "temperature must be a number, 0"),
+        (("--temperature", "1", "--seed", str(2**63 - 200)), "seed must be 0 to"),
         (("--top-k", "5"), r"top_k and top_p are for a temperature above 0 \(got \(5, 1.0\)\)"),
     ],
 )
