@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,6 +33,9 @@ ACROSS_GPUS = 0.08
 CONFIDENCE = 0.95
 #: Rows from which on a change that all have in common is told.
 MANY = 8
+
+#: How the flag of a row begins whose timers disagree; it says both times. harness/row.py.
+DISAGREE = "timers disagree"
 
 Measure = Callable[[Pair], Difference | str]
 
@@ -89,7 +93,7 @@ def judge(
     ruled = iter(
         Judged(pair=pair, verdict=verdict, reason=reason, difference=difference, labels=_labels(pair, verdict))
         for (pair, difference), bound, p in zip(measured, bounds, adjusted, strict=True)
-        for verdict, reason in [_doubted(pair, *_rule(difference, bound, p, num_tests or len(measured)))]
+        for verdict, reason in [_doubted(pair, bound, *_rule(difference, bound, p, num_tests or len(measured)))]
     )
     return [next(ruled) if isinstance(item, tuple) else item for item in settled]
 
@@ -161,12 +165,30 @@ def _rule(difference: Difference, bound: float, adjusted: float, num_tests: int)
     return "UNSURE", f"{which}: the interval reaches across {share}; too few samples for their noise, or too near to it"
 
 
-def _doubted(pair: Pair, verdict: str, reason: str) -> tuple[str, str]:
-    """No alarm rests on a time that two timers disagree about, unless they did before: then like is held against like."""
-    doubts = [any(flag.startswith("timers disagree") for flag in record.flags) for record in (pair.old, pair.new) if record]
-    if verdict in ("SLOWER", "FASTER") and len(set(doubts)) == 2:
-        return "UNSURE", f"{verdict} by its visits, of which timers disagree in the {'new' if doubts[1] else 'old'} run alone"
-    return verdict, reason
+def _doubted(pair: Pair, bound: float, verdict: str, reason: str) -> tuple[str, str]:
+    """No alarm rests on a time of one run alone that a second timer denies. Where timers disagree in both, like meets like."""
+    records = [record for record in (pair.old, pair.new) if record]
+    seconds = [_second_opinion(record) for record in records]
+    if verdict not in ("SLOWER", "FASTER") or (seconds[0] is None) == (seconds[-1] is None):
+        return verdict, reason
+    events = [record.launch_s.median if record.launch_s else math.nan for record in records]
+    before, after = (event if second is None else second for event, second in zip(events, seconds, strict=True))
+    if after > before * bound if verdict == "SLOWER" else after * bound < before:
+        return verdict, reason
+    whose = "new" if seconds[0] is None else "old"
+    return "UNSURE", f"{verdict} by its visits, which the second timer of the {whose} run denies"
+
+
+def _second_opinion(record: Record) -> float | None:
+    """Seconds that the second timer says, NaN where they cannot be read; None where the timers agree."""
+    flag = next((flag for flag in record.flags if flag.startswith(DISAGREE)), None)
+    if flag is None:
+        return None
+    said = re.search(r"second opinion ([0-9.e+-]+) s", flag)
+    try:
+        return float(said[1]) if said else math.nan
+    except ValueError:
+        return math.nan
 
 
 def _labels(pair: Pair, verdict: str) -> tuple[str, ...]:
