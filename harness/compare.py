@@ -173,7 +173,8 @@ def _doubted(pair: Pair, bound: float, verdict: str, reason: str) -> tuple[str, 
         return verdict, reason
     events = [record.launch_s.median if record.launch_s else math.nan for record in records]
     before, after = (event if second is None else second for event, second in zip(events, seconds, strict=True))
-    if after > before * bound if verdict == "SLOWER" else after * bound < before:
+    is_confirmed = after > before * bound if verdict == "SLOWER" else after * bound < before
+    if is_confirmed:
         return verdict, reason
     whose = "new" if seconds[0] is None else "old"
     return "UNSURE", f"{verdict} by its visits, which the second timer of the {whose} run denies"
