@@ -42,13 +42,17 @@ Measure = Callable[[Pair], Difference | str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One row of a comparison: its verdict with the reason, and remarks on what else changed."""
+    """One row of a comparison: its verdict with the reason, and remarks on what else changed.
+
+    is_denied    whether its times differ by one of two timers only, so that no mean may hold them
+    """
 
     pair: Pair
     verdict: str
     reason: str
     difference: Difference | None = None
     labels: tuple[str, ...] = ()
+    is_denied: bool = False
 
     @property
     def record(self) -> Record:
@@ -91,9 +95,9 @@ def judge(
     single = [min(d.p_above(bound), d.p_below(1 / bound)) for (_, d), bound in zip(measured, bounds, strict=True)]
     adjusted = holm(single) if num_tests is None else [min(1.0, num_tests * p) for p in single]
     ruled = iter(
-        Judged(pair=pair, verdict=verdict, reason=reason, difference=difference, labels=_labels(pair, verdict))
+        _denied(Judged(pair=pair, verdict=verdict, reason=reason, difference=difference, labels=_labels(pair, verdict)), bound)
         for (pair, difference), bound, p in zip(measured, bounds, adjusted, strict=True)
-        for verdict, reason in [_doubted(pair, bound, *_rule(difference, bound, p, num_tests or len(measured)))]
+        for verdict, reason in [_rule(difference, bound, p, num_tests or len(measured))]
     )
     return [next(ruled) if isinstance(item, tuple) else item for item in settled]
 
@@ -139,7 +143,7 @@ def _state(record: Record | None) -> str:
 def is_across_gpus(pair: Pair) -> bool:
     """Whether two GPUs took a pair's times, as far as their records say which."""
     gpus = {record.unit.get("uuid") for record in (pair.old, pair.new) if record}
-    return len(gpus) == 2 and None not in gpus
+    return len(gpus) == 2 and all(gpus)
 
 
 def _bound(pair: Pair, threshold: float | None) -> float:
@@ -152,7 +156,7 @@ def _bound(pair: Pair, threshold: float | None) -> float:
 def _rule(difference: Difference, bound: float, adjusted: float, num_tests: int) -> tuple[str, str]:
     """Return the verdict and its reason; `adjusted` is the corrected probability of the likelier side's being chance."""
     low, high = difference.interval(CONFIDENCE)
-    share = f"{100 * (bound - 1):g}%"
+    share = f"{100 * (bound - 1):.3g}%"
     outside = (1.0 - CONFIDENCE) / 2
     if adjusted <= outside:
         verdict = "SLOWER" if difference.log_ratio > 0 else "FASTER"
@@ -165,19 +169,20 @@ def _rule(difference: Difference, bound: float, adjusted: float, num_tests: int)
     return "UNSURE", f"{which}: the interval reaches across {share}; too few samples for their noise, or too near to it"
 
 
-def _doubted(pair: Pair, bound: float, verdict: str, reason: str) -> tuple[str, str]:
+def _denied(row: Judged, bound: float) -> Judged:
     """No alarm rests on a time of one run alone that a second timer denies. Where timers disagree in both, like meets like."""
-    records = [record for record in (pair.old, pair.new) if record]
-    seconds = [_second_opinion(record) for record in records]
-    if verdict not in ("SLOWER", "FASTER") or (seconds[0] is None) == (seconds[-1] is None):
-        return verdict, reason
-    events = [record.launch_s.median if record.launch_s else math.nan for record in records]
-    before, after = (event if second is None else second for event, second in zip(events, seconds, strict=True))
-    is_confirmed = after > before * bound if verdict == "SLOWER" else after * bound < before
+    old, new = row.pair.old, row.pair.new
+    if row.verdict not in ("SLOWER", "FASTER") or not (old and old.launch_s and new and new.launch_s):
+        return row
+    before, after = _second_opinion(old), _second_opinion(new)
+    if (before is None) == (after is None):
+        return row
+    ratio = (new.launch_s.median if after is None else after) / (old.launch_s.median if before is None else before)
+    is_confirmed = ratio > bound if row.verdict == "SLOWER" else ratio * bound < 1
     if is_confirmed:
-        return verdict, reason
-    whose = "new" if seconds[0] is None else "old"
-    return "UNSURE", f"{verdict} by its visits, which the second timer of the {whose} run denies"
+        return row
+    reason = f"{row.verdict} by its visits, which the second timer of the {'new' if before is None else 'old'} run denies"
+    return dataclasses.replace(row, verdict="UNSURE", reason=reason, is_denied=True)
 
 
 def _second_opinion(record: Record) -> float | None:
@@ -240,11 +245,12 @@ def toolchain_changes(judged: Sequence[Judged]) -> list[tuple[str, str, str]]:
 
 def common_shift(judged: Sequence[Judged], threshold: float | None = None) -> float | None:
     """The ratio that half of many rows exceed, where it is beyond half the threshold: the device changed, not a kernel."""
-    logs = [row.difference.log_ratio for row in judged if row.difference]
-    if len(logs) < MANY:
+    compared = [row for row in judged if row.difference]
+    if len(compared) < MANY:
         return None
-    shift = statistics.median(logs)
-    return math.exp(shift) if abs(shift) > math.log(min(_bound(row.pair, threshold) for row in judged)) / 2 else None
+    shift = statistics.median(row.difference.log_ratio for row in compared if row.difference)
+    least = min(_bound(row.pair, threshold) for row in compared)
+    return math.exp(shift) if abs(shift) > math.log(least) / 2 else None
 
 
 def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -> list[Group]:
@@ -258,12 +264,13 @@ def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -
         rows.setdefault(item.record.row, []).append(item)
     if how == "worst":
         return [_worst(row, items) for row, items in rows.items()]
+    held = {row: [item for item in items if item.difference and not item.is_denied] for row, items in rows.items()}
     means = {
-        row: geometric_mean([item.difference for item in items if item.difference])
+        row: geometric_mean([item.difference for item in held[row] if item.difference])
         for row, items in rows.items()
-        if any(item.difference for item in items) and all(item.verdict != "WRONG" for item in items)
+        if held[row] and all(item.verdict != "WRONG" for item in items)
     }
-    bounds = {row: max(_bound(item.pair, threshold) for item in rows[row]) for row in means}
+    bounds = {row: statistics.geometric_mean(_bound(item.pair, threshold) for item in held[row]) for row in means}
     adjusted = holm([min(mean.p_above(bounds[row]), mean.p_below(1 / bounds[row])) for row, mean in means.items()])
     corrected = dict(zip(means, adjusted, strict=True))
     made = []
@@ -272,7 +279,7 @@ def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -
             made.append(_worst(row, items))
             continue
         verdict, reason = _rule(means[row], bounds[row], corrected[row], len(means))
-        untold = next((item for item in items if item.verdict == "UNSURE" and item.difference is None), None)
+        untold = next((item for item in items if item.is_denied or (item.verdict == "UNSURE" and not item.difference)), None)
         if untold and verdict != "SLOWER":  # the mean is of the other rows alone
             verdict, reason = "UNSURE", f"{untold.record.case}: {untold.reason}"
         made.append(Group(row=row, num_rows=len(items), verdict=verdict, reason=reason, difference=means[row]))

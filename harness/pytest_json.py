@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.interval import summarise
 from harness.names import UsageError
-from harness.record import Record, Samples
+from harness.record import Record, Samples, unit_of
 
 BLOCKS = 10
 
@@ -58,6 +58,7 @@ def _record(
         status="ok",
         device=str(device.get("slug") or _slug(machine)),
         device_kind=str(device.get("kind", "cpu")),
+        unit={name: str(fact) for name, fact in unit_of(device).items()},
         toolchain=_toolchain(machine, ours, commit),
         flags=tuple(map(str, extra.get("flags") or ())),
         launch_s=_samples(rounds, float(benchmark["stats"]["median"]), is_visits="case_digest" in extra),

@@ -120,7 +120,8 @@ def _table(series: Mapping[Series, Sequence[Point]], steps: Mapping[Series, Sequ
 def _data(line: Sequence[Point], steps: Sequence[Step]) -> dict[str, Any]:
     last = line[-1]
     who = {name: getattr(last, name) for name in ("case", "case_digest", "impl", "layout", "device")}
-    runs = [{"run": p.run, "revision": p.revision, "started_at": p.started_at, "launch_s": p.launch_s} for p in line]
+    runs = [{"run": p.run, "revision": p.revision, "started_at": p.started_at, "launch_s": p.launch_s, "gpu": p.unit}
+            for p in line]  # fmt: skip
     found = [
         {"run": line[step.at].run, "revision": line[step.at].revision, "before": line[step.at - 1].revision,
          "ratio": step.ratio, "probability": step.probability}

@@ -61,7 +61,7 @@ def step_words(line: Sequence[Point], step: Step) -> str:
 
 
 def remarks(before: Point, after: Point) -> str:
-    """Say where two runs had the same kernel, or another GPU of the kind: then it was the environment that changed."""
+    """Say where two runs had the same kernel, so that the environment must have changed, or another GPU of the kind."""
     same = ", same binary" if before.kernel and before.kernel == after.kernel else ""
     return same + (", another GPU of the kind" if before.unit and after.unit and before.unit != after.unit else "")
 

@@ -70,7 +70,7 @@ class Comparison:
         across = sum(compare.is_across_gpus(row.pair) and row.difference is not None for row in self.judged)
         if across and self.threshold is None:
             made.append(
-                f"Two GPUs of the kind took the times of {units.count(across, 'row')}, which are held to"
+                f"Two GPUs of the kind took the times of {units.count(across, 'row')}, held to"
                 f" {100 * compare.ACROSS_GPUS:g}%: unchanged kernels differ by as much. pagedbench ab on one GPU sees less."
             )
         shift = compare.common_shift(self.judged, self.threshold)

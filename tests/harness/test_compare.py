@@ -199,6 +199,38 @@ def test_no_alarm_rests_on_a_time_that_the_second_timer_denies(before, after, wa
         assert found.reason == f"SLOWER by its visits, which the second timer of the {wanted} run denies"
 
 
+DENIED = (f"timers disagree: events say {seconds} s, the second opinion 0.0001 s" for seconds in ("0.000105", "9.5e-05"))
+
+
+def test_a_mean_holds_no_time_that_the_second_timer_denies():
+    """Alone it leaves its group UNSURE; a gain that is denied does not cancel a loss."""
+    slow, fast = DENIED
+    alone = of_groups("geomean", run(1), run(1, seed=1, slow=[0], by=1.05, flags=(slow,)))
+    assert alone["cuda.split_kv[HND]"].verdict == "UNSURE"
+
+    old = run(2)
+    new = [run(2, seed=1, slow=[0], by=1.05)[0], run(2, seed=1, slow=[1], by=0.95, flags=(fast,))[1]]
+    assert of_groups("geomean", old, new)["cuda.split_kv[HND]"].verdict == "SLOWER"
+
+
+def test_a_row_of_another_gpu_moves_the_bound_of_a_mean_by_its_part_of_it():
+    """One of forty: 6% slower is SLOWER. All forty: it is within 8%."""
+    first, second = ({"name": "cuda:0", "uuid": uuid} for uuid in ("GPU-1", "GPU-2"))
+    new = run(40, seed=1, slow=range(40), by=1.06, unit=first)
+    one = [replace(record, unit=second if index == 0 else first) for index, record in enumerate(run(40))]
+
+    assert of_groups("geomean", one, new)["cuda.split_kv[HND]"].verdict == "SLOWER"
+    assert of_groups("geomean", run(40, unit=second), new)["cuda.split_kv[HND]"].verdict == "SAME"
+
+
+def test_rows_without_a_time_on_one_side_are_no_part_of_a_common_shift():
+    """A NEW one has one GPU; what the others have in common is 2% across GPUs, of which nobody need be told."""
+    first, second = ({"name": "cuda:0", "uuid": uuid} for uuid in ("GPU-1", "GPU-2"))
+    old, new = run(12, unit=first), run(12, seed=1, slow=range(12), by=1.02, unit=second)
+
+    assert not any("Half of all rows" in note for note in compared(old[:-1], new, ("old", "new"), None, None).all_notes())
+
+
 def test_times_of_two_gpus_are_held_to_what_gpus_of_a_kind_differ_by():
     """By 5% on another card nobody is woken, and the page says why; on the same card, or told a threshold, it is SLOWER."""
     first, second = ({"name": "cuda:0", "uuid": uuid} for uuid in ("GPU-1", "GPU-2"))
@@ -211,7 +243,7 @@ def test_times_of_two_gpus_are_held_to_what_gpus_of_a_kind_differ_by():
     across = found(new)
     assert {item.verdict for item in across.judged} == {"SAME"}
     assert across.exit_code == found(new, how="geomean").exit_code == 0
-    assert any("Two GPUs of the kind took the times of 9 rows, which are held to 8%" in note for note in across.all_notes())
+    assert any("Two GPUs of the kind took the times of 9 rows, held to 8%" in note for note in across.all_notes())
     assert any("Half of all rows moved by +5" in note for note in across.all_notes())
     for told in (found(new, 0.01), found([replace(record, unit=first) for record in new])):
         assert {item.verdict for item in told.judged} == {"SLOWER"}
@@ -510,7 +542,7 @@ def workers(monkeypatch):
             self.work = work
 
         def records(self):
-            self.work.require_device({"device": {"slug": "toy"}})
+            self.work.require_device({"device": {"slug": "toy", "uuid": "GPU-here"}})
             asked.append(self.work)
             for case, entry in self.work.rows:
                 yield row(
@@ -547,6 +579,17 @@ def test_rows_of_another_device_are_not_measured_here(unsure, workers, tmp_path,
 
     assert main(["compare", *unsure, "--rerun-unsure", "--runs-dir", str(tmp_path / "again")]) == 2
     assert "--rerun-unsure: the rows are of elsewhere, this is toy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("uuid", "code"), [("GPU-there", 2), ("GPU-here", 0)])
+def test_rows_of_another_gpu_of_the_kind_are_not_measured_here(unsure, workers, tmp_path, capsys, uuid, code):
+    """They would be held to 8%, and what was UNSURE at 1% would pass."""
+    for folder in unsure:
+        file = tmp_path / folder / "records.jsonl"
+        file.write_text(file.read_text().replace('"unit":{}', f'"unit":{{"uuid":"{uuid}"}}'))
+
+    assert main(["compare", *unsure, "--rerun-unsure", "--runs-dir", str(tmp_path / "again")]) == code
+    assert ("the rows are of GPU-there, this is GPU-here, another GPU of the kind" in capsys.readouterr().err) == (code == 2)
 
 
 # pytest-benchmark's JSON.
@@ -590,13 +633,15 @@ def test_rows_of_our_plugin_keep_their_names_and_visits(tmp_path):
     extra = {name: getattr(record, name) for name in fields}
     stats = {"median": record.launch_s.median, "data": record.launch_s.samples}
     benchmark = {"fullname": "tests/test_matrix.py::x", "extra_info": extra, "stats": stats}
-    machine = {"pagedbench": {"device": {"slug": record.device, "kind": "cuda"}, "toolchain": {"torch": "2.11.0"}}}
+    device = {"slug": record.device, "kind": "cuda", "uuid": "GPU-1", "name": "cuda:0"}
+    machine = {"pagedbench": {"device": device, "toolchain": {"torch": "2.11.0"}}}
     file = tmp_path / "ours.json"
     file.write_text(json.dumps({"machine_info": machine, "commit_info": {}, "benchmarks": [benchmark]}))
     (read,) = load_pytest_json(file)
 
     assert (read.key, read.launch_s, read.device_kind) == (record.key, record.launch_s, "cuda")
     assert read.toolchain["torch"] == "2.11.0"
+    assert read.unit == {"name": "cuda:0", "uuid": "GPU-1"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"benchmarks": 3}', '{"machine_info": {}, "benchmarks": [{}]}'])
