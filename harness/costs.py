@@ -24,7 +24,10 @@ class Cost:
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A number that a float holds; a mapping of a record may have any."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < 1e300 else None
 
 
 def _of_kernels(field: str, total: Callable[[list[float]], float]) -> Callable[[Record], float | None]:

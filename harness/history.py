@@ -140,6 +140,9 @@ def _parse(line: str) -> Point:
     seconds = known.get("launch_s")
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"launch_s must be a time (got {seconds!r})")
+    texts = [field.name for field in dataclasses.fields(Point) if field.type == "str"]
+    if odd := next((name for name in texts if not isinstance(known.get(name, ""), str)), None):
+        raise ValueError(f"{odd} must be a text (got {known[odd]!r})")
     if not isinstance(known.get("params"), dict):
         raise ValueError("params must be an object")
     return Point(**known)

@@ -321,6 +321,7 @@ def test_a_row_that_no_mean_can_hold_leaves_its_group_unsure():
         ({"host_s": 29e-6}, True, "a launch on the host"),
         ({"host_s": 27e-6}, False, ""),
         ({"workspace_bytes": 0, "energy_j": None, "kernels": (), "plan_s": None, "host_s": None}, False, ""),
+        ({"memory": {"allocator_peak_bytes": 10**400}, "kernels": ({**KERNEL, "registers": 10**400},)}, False, ""),
     ],
     ids=str,
 )

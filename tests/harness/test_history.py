@@ -125,6 +125,20 @@ def test_a_run_added_twice_leaves_no_second_line(tmp_path):
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["case_digest", "run", "revision", "started_at", "unit"])
+def test_a_line_whose_text_is_none_is_named_and_skipped(tmp_path, name):
+    """The others stay, and another run can be added."""
+    file = tmp_path / "h.jsonl"
+    add(file, points(a_run("one")))
+    first, *others = file.read_text().splitlines()
+    file.write_text("\n".join([json.dumps({**json.loads(first), name: ["x"]}), *others]) + "\n")
+
+    found, problems = read(file)
+    assert len(found) == 2
+    assert f"{name} must be a text (got ['x'])" in problems[0]
+    assert add(file, points(a_run("two"))) == 3
+
+
 def test_order_is_that_of_adding_whatever_the_clocks_say(tmp_path):
     """A machine whose clock is ten years slow does not rewrite the past."""
     file = tmp_path / "h.jsonl"
