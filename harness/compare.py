@@ -17,14 +17,17 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from harness.difference import Difference, geometric_mean, holm, unpaired
+from harness.difference import Difference, holm, unpaired
 from harness.match import Pair
-from harness.record import Record
+from harness.record import TIMERS_DISAGREE, Record
+
+if TYPE_CHECKING:
+    from harness.groups import Group
 
 #: Worst first.
 VERDICTS = ("WRONG", "SLOWER", "UNSURE", "MISSING", "NEW", "FASTER", "SAME")
-GROUPS = ("worst", "geomean")
 #: By device kind, the share of a time within which a difference is none.
 THRESHOLD: Mapping[str, float] = {"cuda": 0.01, "cpu": 0.05}
 #: The same where two GPUs of a kind took the times: as far as unchanged kernels on them have differed, docs/regressions.md.
@@ -33,9 +36,6 @@ ACROSS_GPUS = 0.08
 CONFIDENCE = 0.95
 #: Rows from which on a change that all have in common is told.
 MANY = 8
-
-#: How the flag of a row begins whose timers disagree; it says both times. harness/row.py.
-DISAGREE = "timers disagree"
 
 Measure = Callable[[Pair], Difference | str]
 
@@ -59,17 +59,6 @@ class Judged:
         return self.pair.record
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-    """All rows of one implementation, in one verdict."""
-
-    row: str
-    num_rows: int
-    verdict: str
-    reason: str
-    difference: Difference | None = None
-
-
 def visits(pair: Pair) -> Difference | str:
     """Compare the visits of two runs, or say why that cannot be."""
     sides = [record.launch_s.samples if record and record.launch_s else () for record in (pair.old, pair.new)]
@@ -91,13 +80,13 @@ def judge(
     """
     settled: list[Judged | tuple[Pair, Difference]] = [_weigh(pair, measure) for pair in pairs if not _is_untimed(pair)]
     measured = [item for item in settled if isinstance(item, tuple)]
-    bounds = [_bound(pair, threshold) for pair, _ in measured]
+    bounds = [bound_of(pair, threshold) for pair, _ in measured]
     single = [min(d.p_above(bound), d.p_below(1 / bound)) for (_, d), bound in zip(measured, bounds, strict=True)]
     adjusted = holm(single) if num_tests is None else [min(1.0, num_tests * p) for p in single]
     ruled = iter(
         _denied(Judged(pair=pair, verdict=verdict, reason=reason, difference=difference, labels=_labels(pair, verdict)), bound)
         for (pair, difference), bound, p in zip(measured, bounds, adjusted, strict=True)
-        for verdict, reason in [_rule(difference, bound, p, num_tests or len(measured))]
+        for verdict, reason in [rule(difference, bound, p, num_tests or len(measured))]
     )
     return [next(ruled) if isinstance(item, tuple) else item for item in settled]
 
@@ -146,14 +135,14 @@ def is_across_gpus(pair: Pair) -> bool:
     return len(gpus) == 2 and all(gpus)
 
 
-def _bound(pair: Pair, threshold: float | None) -> float:
+def bound_of(pair: Pair, threshold: float | None) -> float:
     """The ratio up to which a difference is none."""
     if threshold is not None:
         return 1.0 + threshold
     return 1.0 + (ACROSS_GPUS if is_across_gpus(pair) else THRESHOLD.get(pair.record.device_kind, THRESHOLD["cpu"]))
 
 
-def _rule(difference: Difference, bound: float, adjusted: float, num_tests: int) -> tuple[str, str]:
+def rule(difference: Difference, bound: float, adjusted: float, num_tests: int) -> tuple[str, str]:
     """Return the verdict and its reason; `adjusted` is the corrected probability of the likelier side's being chance."""
     low, high = difference.interval(CONFIDENCE)
     share = f"{100 * (bound - 1):.3g}%"
@@ -187,7 +176,7 @@ def _denied(row: Judged, bound: float) -> Judged:
 
 def _second_opinion(record: Record) -> float | None:
     """Seconds that the second timer says, NaN where they cannot be read; None where the timers agree."""
-    flag = next((flag for flag in record.flags if flag.startswith(DISAGREE)), None)
+    flag = next((flag for flag in record.flags if flag.startswith(TIMERS_DISAGREE)), None)
     if flag is None:
         return None
     said = re.search(r"second opinion ([0-9.e+-]+) s", flag)
@@ -249,55 +238,8 @@ def common_shift(judged: Sequence[Judged], threshold: float | None = None) -> fl
     if len(compared) < MANY:
         return None
     shift = statistics.median(row.difference.log_ratio for row in compared if row.difference)
-    least = min(_bound(row.pair, threshold) for row in compared)
+    least = min(bound_of(row.pair, threshold) for row in compared)
     return math.exp(shift) if abs(shift) > math.log(least) / 2 else None
-
-
-def groups(judged: Sequence[Judged], how: str, threshold: float | None = None) -> list[Group]:
-    """One verdict an implementation and layout: its worst row's, or that of the geometric mean over its cases.
-
-    The geometric mean is judged as a row is, corrected for the number of implementations. A wrong row makes it WRONG, and one
-    that should be in the mean and cannot be, UNSURE.
-    """
-    rows: dict[str, list[Judged]] = {}
-    for item in judged:
-        rows.setdefault(item.record.row, []).append(item)
-    if how == "worst":
-        return [_worst(row, items) for row, items in rows.items()]
-    held = {row: [item for item in items if item.difference and not item.is_denied] for row, items in rows.items()}
-    means = {
-        row: geometric_mean([item.difference for item in held[row] if item.difference])
-        for row, items in rows.items()
-        if held[row] and all(item.verdict != "WRONG" for item in items)
-    }
-    bounds = {row: statistics.geometric_mean(_bound(item.pair, threshold) for item in held[row]) for row in means}
-    adjusted = holm([min(mean.p_above(bounds[row]), mean.p_below(1 / bounds[row])) for row, mean in means.items()])
-    corrected = dict(zip(means, adjusted, strict=True))
-    made = []
-    for row, items in rows.items():
-        if row not in means:
-            made.append(_worst(row, items))
-            continue
-        verdict, reason = _rule(means[row], bounds[row], corrected[row], len(means))
-        untold = next((item for item in items if item.is_denied or (item.verdict == "UNSURE" and not item.difference)), None)
-        if untold and verdict != "SLOWER":  # the mean is of the other rows alone
-            verdict, reason = "UNSURE", f"{untold.record.case}: {untold.reason}"
-        made.append(Group(row=row, num_rows=len(items), verdict=verdict, reason=reason, difference=means[row]))
-    return made
-
-
-def _worst(row: str, items: Sequence[Judged]) -> Group:
-    def badness(item: Judged) -> tuple[int, float]:
-        return VERDICTS.index(item.verdict), -item.difference.log_ratio if item.difference else 0.0
-
-    worst = min(items, key=badness)
-    return Group(
-        row=row,
-        num_rows=len(items),
-        verdict=worst.verdict,
-        reason=f"{worst.record.case}: {worst.reason}",
-        difference=worst.difference,
-    )
 
 
 def exit_code(judged: Sequence[Judged], grouped: Sequence[Group] | None = None, strict_peers: bool = False) -> int:

@@ -20,10 +20,11 @@ from pathlib import Path
 from harness.commands.compare import add_judging, tell, write
 from harness.commands.run import RUNS, Progress
 from harness.commands.selection import add_device, add_selection, cases_in, cases_of, entries_of, registry_of, rows_of
-from harness.compare import groups, judge, unjudged
+from harness.compare import judge, unjudged
 from harness.costs import grown
 from harness.difference import Difference
 from harness.duel import OLD, Duel, Match, Numbers, Pairs, Setup, difference_of, merged
+from harness.groups import groups
 from harness.match import Pair
 from harness.names import UsageError, above_0, count_of, path_of, split_names
 from harness.ops.case import Case

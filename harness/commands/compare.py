@@ -16,8 +16,9 @@ from pathlib import Path
 from harness.baseline import BASELINES, load_baseline
 from harness.commands.run import RUNS
 from harness.commands.selection import add_device, layouts_of, registry_of
-from harness.compare import ACROSS_GPUS, GROUPS, THRESHOLD, Judged, groups, judge, unjudged
+from harness.compare import ACROSS_GPUS, THRESHOLD, Judged, judge, unjudged
 from harness.costs import grown
+from harness.groups import GROUPS, groups
 from harness.match import latest, match, settings
 from harness.names import UsageError, path_of, split_names
 from harness.pytest_json import load_pytest_json

@@ -10,9 +10,10 @@ from typing import Any
 import tabulate
 
 from harness import compare
-from harness.compare import CONFIDENCE, VERDICTS, Group, Judged
+from harness.compare import CONFIDENCE, VERDICTS, Judged
 from harness.costs import Growth
 from harness.difference import Difference
+from harness.groups import Group
 from harness.record import Record
 from harness.report import units
 from harness.report.markdown import code, escape

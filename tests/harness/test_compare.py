@@ -14,8 +14,9 @@ import pytest
 
 from harness.cli import main
 from harness.commands.compare import compared
-from harness.compare import MANY, VERDICTS, common_shift, exit_code, groups, judge, unjudged
+from harness.compare import MANY, VERDICTS, common_shift, exit_code, judge, unjudged
 from harness.costs import grown
+from harness.groups import groups
 from harness.interval import summarise
 from harness.match import Pair, match
 from harness.ops.block_copy import BlockCopyCase
@@ -199,12 +200,9 @@ def test_no_alarm_rests_on_a_time_that_the_second_timer_denies(before, after, wa
         assert found.reason == f"SLOWER by its visits, which the second timer of the {wanted} run denies"
 
 
-DENIED = (f"timers disagree: events say {seconds} s, the second opinion 0.0001 s" for seconds in ("0.000105", "9.5e-05"))
-
-
 def test_a_mean_holds_no_time_that_the_second_timer_denies():
     """Alone it leaves its group UNSURE; a gain that is denied does not cancel a loss."""
-    slow, fast = DENIED
+    slow, fast = (f"timers disagree: events say {time} s, the second opinion 0.0001 s" for time in ("0.000105", "9.5e-05"))
     alone = of_groups("geomean", run(1), run(1, seed=1, slow=[0], by=1.05, flags=(slow,)))
     assert alone["cuda.split_kv[HND]"].verdict == "UNSURE"
 
