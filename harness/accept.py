@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.match import settings
-from harness.record import Record
+from harness.record import TIMERS_DISAGREE, Record
 
 #: What --allow lets pass, by name.
 OBSTACLES = ("failures", "wrong", "throttled", "doubts", "device", "missing", "schema")
 
 #: Beginnings of flags that put a row's time in doubt. One that never converged has an interval that says so.
-_DOUBTS = ("timers disagree", "above the ceiling", "a spin of known length")
+_DOUBTS = (TIMERS_DISAGREE, "above the ceiling", "a spin of known length")
 
 
 def obstacles(records: Sequence[Record], here: str | None, before: Sequence[Record]) -> dict[str, list[str]]:

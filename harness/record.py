@@ -26,6 +26,10 @@ class Samples:
     samples: tuple[float, ...]
 
 
+#: How a flag begins that says what each of two timers measured, which differ by more than they may.
+TIMERS_DISAGREE = "timers disagree"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
     """One row of a run. `None` is "not measured"; `reason` says why where the status is not "ok".

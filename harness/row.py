@@ -19,7 +19,7 @@ from harness.nvml import Nvml, Reading
 from harness.ops import operator
 from harness.ops.case import Case
 from harness.ops.contract import Staged
-from harness.record import Samples
+from harness.record import TIMERS_DISAGREE, Samples
 from harness.registry import Entry, Unsupported
 from harness.tamper import Untouched
 from harness.trial import Breach, Trial, lend, lend_layer, remarks
@@ -224,7 +224,7 @@ class Row:
 
         def work() -> None:
             if summary is not None and dissent() is not None and (second := dissent()) is not None:
-                self.flags.append(f"timers disagree: events say {summary.median:.3g} s, the second opinion {second:.3g} s")
+                self.flags.append(f"{TIMERS_DISAGREE}: events say {summary.median:.3g} s, the second opinion {second:.3g} s")
 
         self.attempt(work, "cross-examine")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.interval import half_width
-from harness.record import Record
+from harness.record import TIMERS_DISAGREE, Record
 
 #: whose rows these are, in the order of every table: title and test
 SIDES = ("implementations", "peers", "controls", "readers")
@@ -19,7 +19,7 @@ SIDES = ("implementations", "peers", "controls", "readers")
 RIDGE = 64
 
 #: beginnings of flags that put a time in doubt, and visits below which a throttled row's time is
-_DOUBTS, _ENOUGH = ("never converged", "timers disagree", "above the ceiling", "a spin of known length"), 5
+_DOUBTS, _ENOUGH = ("never converged", TIMERS_DISAGREE, "above the ceiling", "a spin of known length"), 5
 
 #: what stands beside a number: its time is in doubt; its row has another flag
 DOUBTED, FLAGGED = "*", "\N{DAGGER}"
