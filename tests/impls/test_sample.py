@@ -89,6 +89,21 @@ def test_the_kernels_filters_leave_what_torchs_leave(monkeypatch, kernel):
     assert drawn == set(values[0].topk(6).indices.tolist())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_zeros_of_both_signs_stand_or_fall_together(monkeypatch, kernel, by_kernel, dtype):
+    """The likeliest token is either of them, whichever bits it has."""
+    if not by_kernel:
+        monkeypatch.setattr(sampler, "_kernel", lambda kind: None)
+    values = torch.full((1, 9), -1.0, dtype=dtype)
+    values[0, 3], values[0, 5] = -0.0, 0.0
+    sequences = [sequence for position in range(20) for sequence in rows(1, position)]
+    for sequence in sequences:
+        sequence.group.request = dataclasses.replace(sequence.group.request, sampling=Sampling(temperature=1.0, top_k=1))
+
+    assert set(sampler.sample(values.expand(20, -1), sequences).tolist()) == {3, 5}
+
+
 def test_a_row_of_rows_that_lie_apart_is_read_where_it_lies(kernel):
     """Logits may have gaps between rows, as a part of a wider table has."""
     values = logits(torch.float32)
